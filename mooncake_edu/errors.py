@@ -1,0 +1,17 @@
+"""The errors that a user can mend: each is one line that names the thing, the value and the remedy."""
+
+
+class UserError(Exception):
+    """Something the user asked for cannot be done; the command line prints it as one line and exits with 2."""
+
+
+class ConfigError(UserError):
+    """A configuration holds an unknown key or an impossible value."""
+
+
+class ModelError(UserError):
+    """A model cannot be found, fetched, read or supported."""
+
+
+class RequestError(UserError):
+    """A request cannot be served as asked, now or ever; the batch in progress is not touched."""
