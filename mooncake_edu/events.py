@@ -8,17 +8,20 @@ import os
 import struct
 import threading
 import zipfile
-from collections.abc import Iterator
+import zlib
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mooncake_edu.errors import UserError
 from mooncake_edu.request import FinishReason
+
+if TYPE_CHECKING:
+    from mooncake_edu.outcome import RequestTable
 
 Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -71,7 +74,6 @@ FINISH_CODES: dict[FinishReason, int] = {
 RUNNING = -1
 """The reason code of a request that has not ended."""
 
-TBT_SHARE = 10  # the longest 1/10 of the token intervals count (FAST 5.1)
 MAX_ROWS = 50_000_000  # of a file: 4 GB of columns
 MAX_NAMES_BYTES = 1 << 30
 _FIRST_ROWS = 1024
@@ -122,25 +124,29 @@ class Rows:
         return column
 
 
-_COLUMNS = tuple(column.name for column in fields(Rows))
+COLUMNS = tuple(column.name for column in fields(Rows))
 _FORMATS = ("u1", "<i8", "<i4", "<f8", "<f8", "<i8", "<i8", "<i8", "<i8", "<i8")
-_DTYPE = np.dtype(list(zip(_COLUMNS, _FORMATS, strict=True)))
+_DTYPE = np.dtype(list(zip(COLUMNS, _FORMATS, strict=True)))
 _ROW_BYTES = _DTYPE.itemsize
 # Packing writes a row in one call and checks types and ranges; unused columns of a kind are padding, so zero.
 _WRITERS = tuple(
     (names, struct.Struct(f"<Bqidd{len(names)}q{8 * (5 - len(names))}x")) for names in FIELDS.values()
 )
 _REQUEST = struct.Struct("<q")
+_UNREADABLE = (  # what a damaged or forged file can make zipfile, zlib, numpy and json raise
+    OSError, EOFError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 class EventLog:
     """Columns that grow up to `capacity` rows; then the oldest row makes room for the newest.
 
-    Any thread may add or read; `dropped` counts the rows lost. A span is added when it ends, so the log holds no
-    open ones. How tokens follow from it: the first token of a request appears at the end of the CHUNK that
-    completes its prompt (after a preemption: its prompt and tokens so far); and each STEP of an instance that
-    begins and ends within a DECODE span of a request on that instance makes one token, at the step's end. The
-    steps of one instance begin and end in the same order, and take time.
+    Any thread may add or read; `dropped` counts the rows lost. A span is added when it ends, so the log
+    holds no open ones. How tokens follow from it: the first token of a request appears at the end of the
+    CHUNK that completes its prompt (after a preemption: its prompt and tokens so far); and each STEP of an
+    instance that begins and ends within a DECODE span of a request on that instance makes one token, at the
+    step's end. The steps of one instance begin and end in the same order, and take time.
     """
 
     def __init__(self, capacity: int = 1_000_000) -> None:
@@ -156,7 +162,7 @@ class EventLog:
         self._rows_of: dict[int, int] = {}  # an index without rows is forgotten
         self._next = 0
         self._lock = threading.Lock()
-        self._ordered: tuple[int, Rows] | None = None
+        self._ordered: tuple[int, Rows, dict[int, str]] | None = None
         self._allocate(min(_FIRST_ROWS, capacity))
 
     def __len__(self) -> int:
@@ -194,18 +200,18 @@ class EventLog:
         except (KeyError, struct.error):
             raise ValueError(f"{kind.name} with fields {values}: give {[*names]} as integers") from None
 
-    def name(self, index: int) -> str:
-        """The id of the request that the column `request` calls `index`."""
-        return self._names[index]
-
     def columns(self) -> Rows:
         """All rows in order of their start; rows that start together stay in the order they were added."""
+        return self.snapshot()[0]
+
+    def snapshot(self) -> tuple[Rows, dict[int, str]]:
+        """The same rows, and the request ids that their column `request` points to."""
         with self._lock:
             if self._ordered is None or self._ordered[0] != self._added:
                 rows = self._in_order_added()
                 rows = rows.where(np.argsort(rows.start, kind="stable"))
-                self._ordered = (self._added, rows)
-            return self._ordered[1]
+                self._ordered = (self._added, rows, dict(self._names))
+            return self._ordered[1:]
 
     def select(
         self,
@@ -228,16 +234,15 @@ class EventLog:
 
     def requests(self) -> RequestTable:
         """One line per request that the log still knows, in order of arrival in the log."""
-        rows = self.columns()
-        indices = np.unique(rows.request[rows.request >= 0])
-        return _request_table(rows, indices, tuple(self._names.get(int(i), "?") for i in indices))
+        from mooncake_edu.outcome import request_table
+
+        return request_table(*self.snapshot())
 
     def token_times(self, request: str) -> Reals:
         """When each token of a request appeared, as far as its spans are closed; [tokens], seconds."""
-        rows = self.columns()
-        index = self._newest.get(request, -2)
-        mine = rows.where((rows.request == index) | (rows.kind == Kind.STEP))
-        return _tokens(mine, np.array([index], dtype=np.int64)).times
+        from mooncake_edu.outcome import token_times
+
+        return token_times(self.columns(), self._newest.get(request, -2))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the log as one npz file, all of it or nothing. Raises UserError if it cannot be written."""
@@ -256,16 +261,8 @@ class EventLog:
             with zipfile.ZipFile(path) as archive:
                 facts = json.loads(_member(archive, "facts", np.dtype("u1"), MAX_NAMES_BYTES).tobytes())
                 table = _member(archive, "rows", _DTYPE, MAX_ROWS * _DTYPE.itemsize)
-            return cls._restored(facts, Rows(*(_frozen(table[name].copy()) for name in _COLUMNS)))
-        except (
-            OSError,
-            zipfile.BadZipFile,
-            EOFError,
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as error:
+            return cls._restored(facts, Rows(*(_frozen(table[name].copy()) for name in COLUMNS)))
+        except _UNREADABLE as error:
             raise UserError(f"{path} is no event log that can be read ({error}): record it again") from None
 
     @classmethod
@@ -278,11 +275,8 @@ class EventLog:
             raise ValueError("its times are not finite and in order")
         indices, counts = np.unique(rows.request, return_counts=True)
         counted = {int(i): int(n) for i, n in zip(indices, counts, strict=True) if i != -1}
-        if (
-            counted.keys() != names.keys()
-            or min(names, default=0) < 0
-            or bool(np.any(rows.kind >= len(Kind)))
-        ):
+        known = counted.keys() == names.keys() and min(names, default=0) >= 0
+        if not known or bool(np.any(rows.kind >= len(Kind))):
             raise ValueError("it holds requests or kinds of event that it does not name")
         log._allocate(max(log._table.size, len(rows)), rows)
         log._size = log._added = len(rows)
@@ -295,7 +289,7 @@ class EventLog:
         self._table = np.zeros(size, _DTYPE)
         self._bytes = self._table.view(np.uint8).data
         if rows is not None:
-            for name in _COLUMNS:
+            for name in COLUMNS:
                 self._table[name][: len(rows)] = getattr(rows, name)
 
     def _make_room(self) -> int:
@@ -333,193 +327,7 @@ class EventLog:
 
     def _in_order_added(self) -> Rows:
         places = (np.arange(self._size) + self._head) % self._table.size
-        return Rows(*(_frozen(self._table[name][places]) for name in _COLUMNS))
-
-
-class Goodput(NamedTuple):
-    """What was served within both SLOs."""
-
-    met: int
-    share: float  # of all requests
-    per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTable:
-    """One line per request: what came in and out, in tokens, and how long it took, in seconds.
-
-    Not a number means not known (yet). Where rows of a request were dropped, `complete` is False, its times
-    are not a number, and the summaries leave it out.
-    """
-
-    id: tuple[str, ...]
-    arrival: Reals
-    prompt: Ints
-    cached: Ints  # of the prompt, found in the local cache at the first start; a recompute is no hit
-    loaded: Ints  # of the prompt, brought from a tier or peer before the first chunk
-    output: Ints
-    ttft: Reals
-    tbt: Reals  # mean of the longest tenth of its token intervals; not a number for a single token (FAST 5.1)
-    e2e: Reals
-    reason: Ints  # a code of FINISH_CODES, or RUNNING
-    complete: Mask
-
-    def __len__(self) -> int:
-        return len(self.id)
-
-    def hit_ratio(self) -> float:
-        """Share of the prompt tokens of all requests with a first token that were reused, not computed."""
-        started = self.complete & ~np.isnan(self.ttft)
-        prompt = int(self.prompt[started].sum())
-        return int((self.cached + self.loaded)[started].sum()) / prompt if prompt else 0.0
-
-    def percentile(self, column: str, percent: float) -> float:
-        """A percentile of `ttft`, `tbt` or `e2e` over the requests for which it is known."""
-        values: Reals = getattr(self, column)[self.complete]
-        values = values[~np.isnan(values)]
-        return float(np.percentile(values, percent)) if values.size else float("nan")
-
-    def mean(self, column: str) -> float:
-        """The mean of `ttft`, `tbt` or `e2e` over the requests for which it is known."""
-        values: Reals = getattr(self, column)[self.complete]
-        values = values[~np.isnan(values)]
-        return float(values.mean()) if values.size else float("nan")
-
-    def goodput(self, ttft_slo: float, tbt_slo: float) -> Goodput:
-        """Requests that ended by themselves within both SLOs (seconds), from first arrival to last end."""
-        served = (self.reason == FINISH_CODES[FinishReason.STOP]) | (
-            self.reason == FINISH_CODES[FinishReason.LENGTH]
-        )
-        in_time = (self.ttft <= ttft_slo) & ((self.tbt <= tbt_slo) | np.isnan(self.tbt))
-        met = int((served & in_time & self.complete).sum())
-        ends = (self.arrival + self.e2e)[self.complete & ~np.isnan(self.e2e)]
-        duration = float(ends.max() - np.nanmin(self.arrival)) if ends.size else 0.0
-        total = int(self.complete.sum())
-        return Goodput(met, met / total if total else 0.0, met / duration if duration > 0 else 0.0)
-
-
-class _Tokens(NamedTuple):
-    """Times of all tokens, request by request: those of request i are times[offsets[i]:offsets[i + 1]]."""
-
-    times: Reals
-    offsets: Ints
-    whole: Mask  # per request: as many steps are in the log as its decode spans made tokens
-
-
-def _tokens(rows: Rows, indices: Ints) -> _Tokens:
-    """Times of the tokens of the requests `indices` (sorted); see EventLog for the rule."""
-    steps = rows.of(Kind.STEP)
-    steps = steps.where(np.lexsort((steps.start, steps.instance)))
-    parts = rows.where(np.isin(rows.kind, (Kind.CHUNK, Kind.DECODE)))  # each a run of tokens
-    owner = np.searchsorted(indices, parts.request)
-    decode = parts.kind == Kind.DECODE
-    first, count = _steps_within(steps, parts)
-    first[~decode] = len(steps) + np.flatnonzero(
-        ~decode
-    )  # the end of a chunk stands behind those of the steps
-    count[~decode] = _completing(rows, indices, parts, owner)[~decode]
-    whole = np.ones(indices.size, dtype=np.bool_)
-    whole[owner[decode & (count != parts.field(Kind.DECODE, "tokens"))]] = False
-    order = np.argsort(owner, kind="stable")
-    first, count, owner = first[order], count[order], owner[order]
-    runs = np.repeat(first - np.concatenate(([0], np.cumsum(count)[:-1])), count)
-    times = np.concatenate((steps.end, parts.end))[runs + np.arange(runs.size)]
-    made = np.bincount(owner, weights=count, minlength=indices.size).astype(np.int64)
-    return _Tokens(times, np.concatenate((np.zeros(1, np.int64), np.cumsum(made))), whole)
-
-
-def _steps_within(steps: Rows, spans: Rows) -> tuple[Ints, Ints]:
-    """Per span, the first step of its instance within it and their number; steps are sorted by instance."""
-    first, count = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
-    for instance in np.unique(steps.instance):
-        low, high = np.searchsorted(steps.instance, (instance, instance + 1))
-        here = np.flatnonzero(spans.instance == instance)
-        begin = np.searchsorted(steps.start[low:high], spans.start[here], side="left")
-        stop = np.searchsorted(steps.end[low:high], spans.end[here], side="right")
-        first[here], count[here] = low + begin, np.maximum(stop - begin, 0)
-    return first, count
-
-
-def _completing(rows: Rows, indices: Ints, parts: Rows, owner: Ints) -> Mask:
-    """Which of the parts are chunks that complete the prompt and the tokens so far, and so make a token."""
-    target = np.full(indices.size, -1, dtype=np.int64)  # without its arrival nothing is known
-    arrived = rows.of(Kind.ARRIVED)
-    target[np.searchsorted(indices, arrived.request)] = arrived.field(Kind.ARRIVED, "prompt")
-    missing, made = target.tolist(), np.zeros(len(parts), dtype=np.bool_)
-    stop = parts.field(Kind.CHUNK, "position") + parts.field(Kind.CHUNK, "tokens")
-    for part, (request, kind, tokens, reached) in enumerate(
-        zip(owner.tolist(), parts.kind.tolist(), parts.a.tolist(), stop.tolist(), strict=True)
-    ):
-        if kind == Kind.DECODE:
-            missing[request] += tokens if missing[request] >= 0 else 0
-        elif reached == missing[request]:
-            made[part] = True
-            missing[request] += 1
-    return made
-
-
-def _request_table(rows: Rows, indices: Ints, names: tuple[str, ...]) -> RequestTable:
-    arrival, ended = np.full(indices.size, np.nan), np.full(indices.size, np.nan)
-    prompt, cached, loaded, output = (np.zeros(indices.size, np.int64) for _ in range(4))
-    reason = np.full(indices.size, RUNNING, dtype=np.int64)
-
-    def put(kind: Kind, column: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-        # the last assignment wins: give rows so that the first in time comes last
-        column[np.searchsorted(indices, picked[kind].request)[::-1]] = values[::-1]
-
-    picked = {
-        kind: rows.of(kind) for kind in (Kind.ARRIVED, Kind.CHUNK, Kind.LOAD, Kind.FINISHED, Kind.REFUSED)
-    }
-    arrived, chunk, load, finished, refused = picked.values()
-    put(Kind.ARRIVED, arrival, arrived.start)
-    put(Kind.ARRIVED, prompt, arrived.field(Kind.ARRIVED, "prompt"))
-    put(Kind.CHUNK, cached, chunk.field(Kind.CHUNK, "cached"))
-    started = np.full(indices.size, np.inf)
-    put(Kind.CHUNK, started, chunk.start)
-    owner = np.searchsorted(indices, load.request)
-    np.add.at(loaded, owner, np.where(load.start < started[owner], load.field(Kind.LOAD, "tokens"), 0))
-    put(Kind.REFUSED, reason, np.full(len(refused), FINISH_CODES[FinishReason.REFUSED]))
-    put(Kind.REFUSED, ended, refused.end)
-    put(Kind.FINISHED, reason, finished.field(Kind.FINISHED, "reason"))
-    put(Kind.FINISHED, ended, finished.end)
-
-    tokens = _tokens(rows, indices)
-    complete = ~np.isnan(arrival) & tokens.whole
-    output[:] = np.diff(tokens.offsets)
-    put(Kind.FINISHED, output, finished.field(Kind.FINISHED, "output"))
-    ttft, tbt = _ttft_and_tbt(tokens, arrival, complete)
-    cached = np.minimum(cached, prompt)
-    loaded = np.minimum(loaded, prompt - cached)
-    e2e = np.where(complete, ended - arrival, np.nan)
-    return RequestTable(names, arrival, prompt, cached, loaded, output, ttft, tbt, e2e, reason, complete)
-
-
-def _ttft_and_tbt(tokens: _Tokens, arrival: Reals, complete: Mask) -> tuple[Reals, Reals]:
-    ttft, tbt = np.full(arrival.size, np.nan), np.full(arrival.size, np.nan)
-    intervals = np.diff(tokens.times)
-    bounds = tokens.offsets.tolist()
-    for request in np.flatnonzero(complete).tolist():
-        begin, stop = bounds[request], bounds[request + 1]
-        if stop > begin:
-            ttft[request] = tokens.times[begin] - arrival[request]
-        if stop > begin + 1:
-            tbt[request] = _mean_of_longest(intervals[begin : stop - 1])
-    return ttft, tbt
-
-
-def _mean_of_longest(intervals: Reals) -> float:
-    count = -(-intervals.size // TBT_SHARE)
-    return float(np.partition(intervals, intervals.size - count)[intervals.size - count :].mean())
-
-
-def to_perfetto(log: EventLog) -> dict[str, Any]:
-    """The log as a Chrome trace for ui.perfetto.dev: a track per request; steps and blocks per instance."""
-    return {"displayTimeUnit": "ms", "traceEvents": list(_trace_events(log))}
-
-
-def write_perfetto(log: EventLog, path: str | os.PathLike[str]) -> None:
-    """Writes `to_perfetto` as JSON, all of it or nothing. Raises UserError if it cannot be written."""
-    write_whole(path, json.dumps(to_perfetto(log)).encode())
+        return Rows(*(_frozen(self._table[name][places]) for name in COLUMNS))
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
@@ -534,34 +342,6 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{target} cannot be written ({error.strerror}): choose another folder") from None
-
-
-def _trace_events(log: EventLog) -> Iterator[dict[str, Any]]:
-    rows = log.columns()
-    zero = float(rows.start[0]) if len(rows) else 0.0
-    yield {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "requests"}}
-    for index in np.unique(rows.request[rows.request >= 0]).tolist():
-        yield {"ph": "M", "name": "thread_name", "pid": 0, "tid": index, "args": {"name": log.name(index)}}
-    for instance in np.unique(rows.instance).tolist():
-        args = {"name": f"instance {instance}"}
-        yield {"ph": "M", "name": "process_name", "pid": 1 + instance, "tid": 0, "args": args}
-    columns = [getattr(rows, name).tolist() for name in _COLUMNS]
-    for number, (code, request, instance, start, end, *values) in enumerate(zip(*columns, strict=True)):
-        kind = Kind(code)
-        at, length = (start - zero) * 1e6, (end - start) * 1e6
-        args = dict(zip(FIELDS[kind], values, strict=False))
-        track = {"pid": 1 + instance, "tid": 0} if kind is Kind.STEP else {"pid": 0, "tid": request}
-        event = {"name": kind.name.lower(), "cat": "mooncake", "ts": at, **track, "args": args}
-        if kind in (Kind.ARRIVED, Kind.PREEMPTED, Kind.FINISHED, Kind.REFUSED):
-            yield event | {"ph": "i", "s": "t"}
-        elif kind in (Kind.LOAD, Kind.STREAM):  # these overlap others of their track: asynchronous spans may
-            yield event | {"ph": "b", "id": number}
-            yield event | {"ph": "e", "id": number, "ts": at + length}
-        else:
-            yield event | {"ph": "X", "dur": length, "args": args | {"instance": instance}}
-        if kind is Kind.STEP:
-            blocks = {name: args[name] for name in ("used", "cached", "free")}
-            yield {"ph": "C", "name": "blocks", "ts": at + length, **track, "args": blocks}
 
 
 def _member(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], limit: int) -> npt.NDArray[Any]:

@@ -1,0 +1,199 @@
+"""What became of the requests of an event log: TTFT, TBT, reuse and goodput, derived from its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake_edu.events import FINISH_CODES, RUNNING, Ints, Kind, Mask, Reals, Rows
+from mooncake_edu.request import FinishReason
+
+TBT_SHARE = 10  # the longest 1/10 of the token intervals count (FAST 5.1)
+
+
+class Goodput(NamedTuple):
+    """What was served within both SLOs."""
+
+    met: int
+    share: float  # of all requests
+    per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTable:
+    """One line per request: what came in and out, in tokens, and how long it took, in seconds.
+
+    Not a number means not known (yet). Where rows of a request were dropped, `complete` is False, its times
+    are not a number, and the summaries leave it out.
+    """
+
+    id: tuple[str, ...]
+    arrival: Reals
+    prompt: Ints
+    cached: Ints  # of the prompt, found in the local cache at the first start; a recompute is no hit
+    loaded: Ints  # of the prompt, brought from a tier or peer before the first chunk
+    output: Ints
+    ttft: Reals
+    tbt: Reals  # mean of the longest tenth of its token intervals; not a number for a single token (FAST 5.1)
+    e2e: Reals
+    reason: Ints  # a code of FINISH_CODES, or RUNNING
+    complete: Mask
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def hit_ratio(self) -> float:
+        """Share of the prompt tokens of all requests with a first token that were reused, not computed."""
+        started = self.complete & ~np.isnan(self.ttft)
+        prompt = int(self.prompt[started].sum())
+        return int((self.cached + self.loaded)[started].sum()) / prompt if prompt else 0.0
+
+    def percentile(self, column: str, percent: float) -> float:
+        """A percentile of `ttft`, `tbt` or `e2e` over the requests for which it is known."""
+        values: Reals = getattr(self, column)[self.complete]
+        values = values[~np.isnan(values)]
+        return float(np.percentile(values, percent)) if values.size else float("nan")
+
+    def mean(self, column: str) -> float:
+        """The mean of `ttft`, `tbt` or `e2e` over the requests for which it is known."""
+        values: Reals = getattr(self, column)[self.complete]
+        values = values[~np.isnan(values)]
+        return float(values.mean()) if values.size else float("nan")
+
+    def goodput(self, ttft_slo: float, tbt_slo: float) -> Goodput:
+        """Requests that ended by themselves within both SLOs (seconds), from first arrival to last end."""
+        served = (self.reason == FINISH_CODES[FinishReason.STOP]) | (
+            self.reason == FINISH_CODES[FinishReason.LENGTH]
+        )
+        in_time = (self.ttft <= ttft_slo) & ((self.tbt <= tbt_slo) | np.isnan(self.tbt))
+        met = int((served & in_time & self.complete).sum())
+        ends = (self.arrival + self.e2e)[self.complete & ~np.isnan(self.e2e)]
+        duration = float(ends.max() - np.nanmin(self.arrival)) if ends.size else 0.0
+        total = int(self.complete.sum())
+        return Goodput(met, met / total if total else 0.0, met / duration if duration > 0 else 0.0)
+
+
+class _Tokens(NamedTuple):
+    """Times of all tokens, request by request: those of request i are times[offsets[i]:offsets[i + 1]]."""
+
+    times: Reals
+    offsets: Ints
+    whole: Mask  # per request: as many steps are in the log as its decode spans made tokens
+
+
+def _tokens(rows: Rows, indices: Ints) -> _Tokens:
+    """Times of the tokens of the requests `indices` (sorted); see EventLog for the rule."""
+    steps = rows.of(Kind.STEP)
+    steps = steps.where(np.lexsort((steps.start, steps.instance)))
+    parts = rows.where(np.isin(rows.kind, (Kind.CHUNK, Kind.DECODE)))  # each a run of tokens
+    owner = np.searchsorted(indices, parts.request)
+    decode = parts.kind == Kind.DECODE
+    first, count = _steps_within(steps, parts)
+    first[~decode] = len(steps) + np.flatnonzero(
+        ~decode
+    )  # the end of a chunk stands behind those of the steps
+    count[~decode] = _completing(rows, indices, parts, owner)[~decode]
+    whole = np.ones(indices.size, dtype=np.bool_)
+    whole[owner[decode & (count != parts.field(Kind.DECODE, "tokens"))]] = False
+    order = np.argsort(owner, kind="stable")
+    first, count, owner = first[order], count[order], owner[order]
+    runs = np.repeat(first - np.concatenate(([0], np.cumsum(count)[:-1])), count)
+    times = np.concatenate((steps.end, parts.end))[runs + np.arange(runs.size)]
+    made = np.bincount(owner, weights=count, minlength=indices.size).astype(np.int64)
+    return _Tokens(times, np.concatenate((np.zeros(1, np.int64), np.cumsum(made))), whole)
+
+
+def _steps_within(steps: Rows, spans: Rows) -> tuple[Ints, Ints]:
+    """Per span, the first step of its instance within it and their number; steps are sorted by instance."""
+    first, count = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+    for instance in np.unique(steps.instance):
+        low, high = np.searchsorted(steps.instance, (instance, instance + 1))
+        here = np.flatnonzero(spans.instance == instance)
+        begin = np.searchsorted(steps.start[low:high], spans.start[here], side="left")
+        stop = np.searchsorted(steps.end[low:high], spans.end[here], side="right")
+        first[here], count[here] = low + begin, np.maximum(stop - begin, 0)
+    return first, count
+
+
+def _completing(rows: Rows, indices: Ints, parts: Rows, owner: Ints) -> Mask:
+    """Which of the parts are chunks that complete the prompt and the tokens so far, and so make a token."""
+    target = np.full(indices.size, -1, dtype=np.int64)  # without its arrival nothing is known
+    arrived = rows.of(Kind.ARRIVED)
+    target[np.searchsorted(indices, arrived.request)] = arrived.field(Kind.ARRIVED, "prompt")
+    missing, made = target.tolist(), np.zeros(len(parts), dtype=np.bool_)
+    stop = parts.field(Kind.CHUNK, "position") + parts.field(Kind.CHUNK, "tokens")
+    for part, (request, kind, tokens, reached) in enumerate(
+        zip(owner.tolist(), parts.kind.tolist(), parts.a.tolist(), stop.tolist(), strict=True)
+    ):
+        if kind == Kind.DECODE:
+            missing[request] += tokens if missing[request] >= 0 else 0
+        elif reached == missing[request]:
+            made[part] = True
+            missing[request] += 1
+    return made
+
+
+def request_table(rows: Rows, names: dict[int, str]) -> RequestTable:
+    """The table of all requests of a log, from its rows in order of their start and its request ids."""
+    indices = np.array(sorted(names), dtype=np.int64)
+    arrival, ended = np.full(indices.size, np.nan), np.full(indices.size, np.nan)
+    prompt, cached, loaded, output = (np.zeros(indices.size, np.int64) for _ in range(4))
+    reason = np.full(indices.size, RUNNING, dtype=np.int64)
+
+    def put(kind: Kind, column: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+        # the last assignment wins: give rows so that the first in time comes last
+        column[np.searchsorted(indices, picked[kind].request)[::-1]] = values[::-1]
+
+    picked = {
+        kind: rows.of(kind) for kind in (Kind.ARRIVED, Kind.CHUNK, Kind.LOAD, Kind.FINISHED, Kind.REFUSED)
+    }
+    arrived, chunk, load, finished, refused = picked.values()
+    put(Kind.ARRIVED, arrival, arrived.start)
+    put(Kind.ARRIVED, prompt, arrived.field(Kind.ARRIVED, "prompt"))
+    put(Kind.CHUNK, cached, chunk.field(Kind.CHUNK, "cached"))
+    started = np.full(indices.size, np.inf)
+    put(Kind.CHUNK, started, chunk.start)
+    owner = np.searchsorted(indices, load.request)
+    np.add.at(loaded, owner, np.where(load.start < started[owner], load.field(Kind.LOAD, "tokens"), 0))
+    put(Kind.REFUSED, reason, np.full(len(refused), FINISH_CODES[FinishReason.REFUSED]))
+    put(Kind.REFUSED, ended, refused.end)
+    put(Kind.FINISHED, reason, finished.field(Kind.FINISHED, "reason"))
+    put(Kind.FINISHED, ended, finished.end)
+
+    tokens = _tokens(rows, indices)
+    complete = ~np.isnan(arrival) & tokens.whole
+    output[:] = np.diff(tokens.offsets)
+    put(Kind.FINISHED, output, finished.field(Kind.FINISHED, "output"))
+    ttft, tbt = _ttft_and_tbt(tokens, arrival, complete)
+    cached = np.minimum(cached, prompt)
+    loaded = np.minimum(loaded, prompt - cached)
+    e2e = np.where(complete, ended - arrival, np.nan)
+    ids = tuple(names[index] for index in indices.tolist())
+    return RequestTable(ids, arrival, prompt, cached, loaded, output, ttft, tbt, e2e, reason, complete)
+
+
+def _ttft_and_tbt(tokens: _Tokens, arrival: Reals, complete: Mask) -> tuple[Reals, Reals]:
+    ttft, tbt = np.full(arrival.size, np.nan), np.full(arrival.size, np.nan)
+    intervals = np.diff(tokens.times)
+    bounds = tokens.offsets.tolist()
+    for request in np.flatnonzero(complete).tolist():
+        begin, stop = bounds[request], bounds[request + 1]
+        if stop > begin:
+            ttft[request] = tokens.times[begin] - arrival[request]
+        if stop > begin + 1:
+            tbt[request] = _mean_of_longest(intervals[begin : stop - 1])
+    return ttft, tbt
+
+
+def _mean_of_longest(intervals: Reals) -> float:
+    count = -(-intervals.size // TBT_SHARE)
+    return float(np.partition(intervals, intervals.size - count)[intervals.size - count :].mean())
+
+
+def token_times(rows: Rows, index: int) -> Reals:
+    """When each token of the request with that index appeared; [tokens], seconds."""
+    mine = rows.where((rows.request == index) | (rows.kind == Kind.STEP))
+    return _tokens(mine, np.array([index], dtype=np.int64)).times

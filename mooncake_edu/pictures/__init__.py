@@ -1,0 +1,1 @@
+"""Figures, reports and traces, each made from recorded events."""
