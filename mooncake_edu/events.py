@@ -78,7 +78,7 @@ MAX_ROWS = 50_000_000  # of a file: 4 GB of columns
 MAX_NAMES_BYTES = 1 << 30
 _FIRST_ROWS = 1024
 _INF = float("inf")
-_ARRIVED = Kind.ARRIVED  # looking a member up costs more than the comparison
+_ARRIVED, _STEP = Kind.ARRIVED, Kind.STEP  # looking a member up costs more than the comparison
 
 
 class Refusal(IntEnum):
@@ -185,6 +185,10 @@ class EventLog:
         end = start if end is None else end
         if not -_INF < start <= end < _INF:
             raise ValueError(f"{kind.name} from {start} to {end}: times must be finite and in order")
+        if (request is None) != (kind == _STEP):
+            raise ValueError(
+                f"{kind.name} of request {request}: a step has no request, every other event has one"
+            )
         names, writer = _WRITERS[kind]
         if len(values) != len(names):
             raise ValueError(f"{kind.name} with fields {[*values]}: give {[*names]}")
@@ -276,7 +280,9 @@ class EventLog:
         indices, counts = np.unique(rows.request, return_counts=True)
         counted = {int(i): int(n) for i, n in zip(indices, counts, strict=True) if i != -1}
         known = counted.keys() == names.keys() and min(names, default=0) >= 0
-        if not known or bool(np.any(rows.kind >= len(Kind))):
+        if not known or bool(
+            np.any((rows.kind > Kind.STEP) | ((rows.request == -1) != (rows.kind == Kind.STEP)))
+        ):
             raise ValueError("it holds requests or kinds of event that it does not name")
         log._allocate(max(log._table.size, len(rows)), rows)
         log._size = log._added = len(rows)

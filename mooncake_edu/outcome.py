@@ -11,6 +11,8 @@ import numpy.typing as npt
 from mooncake_edu.events import FINISH_CODES, RUNNING, Ints, Kind, Mask, Reals, Rows
 from mooncake_edu.request import FinishReason
 
+_REFUSED = FINISH_CODES[FinishReason.REFUSED]
+_SERVED = (FINISH_CODES[FinishReason.STOP], FINISH_CODES[FinishReason.LENGTH])
 TBT_SHARE = 10  # the longest 1/10 of the token intervals count (FAST 5.1)
 
 
@@ -51,23 +53,24 @@ class RequestTable:
         prompt = int(self.prompt[started].sum())
         return int((self.cached + self.loaded)[started].sum()) / prompt if prompt else 0.0
 
+    def known(self, column: str) -> Reals:
+        """The values of `ttft`, `tbt` or `e2e` that are known."""
+        values: Reals = getattr(self, column)[self.complete]
+        return values[~np.isnan(values)]
+
     def percentile(self, column: str, percent: float) -> float:
         """A percentile of `ttft`, `tbt` or `e2e` over the requests for which it is known."""
-        values: Reals = getattr(self, column)[self.complete]
-        values = values[~np.isnan(values)]
+        values = self.known(column)
         return float(np.percentile(values, percent)) if values.size else float("nan")
 
     def mean(self, column: str) -> float:
         """The mean of `ttft`, `tbt` or `e2e` over the requests for which it is known."""
-        values: Reals = getattr(self, column)[self.complete]
-        values = values[~np.isnan(values)]
+        values = self.known(column)
         return float(values.mean()) if values.size else float("nan")
 
     def goodput(self, ttft_slo: float, tbt_slo: float) -> Goodput:
         """Requests that ended by themselves within both SLOs (seconds), from first arrival to last end."""
-        served = (self.reason == FINISH_CODES[FinishReason.STOP]) | (
-            self.reason == FINISH_CODES[FinishReason.LENGTH]
-        )
+        served = np.isin(self.reason, _SERVED)
         in_time = (self.ttft <= ttft_slo) & ((self.tbt <= tbt_slo) | np.isnan(self.tbt))
         met = int((served & in_time & self.complete).sum())
         ends = (self.arrival + self.e2e)[self.complete & ~np.isnan(self.e2e)]
@@ -92,10 +95,9 @@ def _tokens(rows: Rows, indices: Ints) -> _Tokens:
     owner = np.searchsorted(indices, parts.request)
     decode = parts.kind == Kind.DECODE
     first, count = _steps_within(steps, parts)
-    first[~decode] = len(steps) + np.flatnonzero(
-        ~decode
-    )  # the end of a chunk stands behind those of the steps
-    count[~decode] = _completing(rows, indices, parts, owner)[~decode]
+    chunks = np.flatnonzero(~decode)
+    first[chunks] = len(steps) + chunks  # the ends of parts stand behind those of the steps
+    count[chunks] = _completing(rows, indices, parts, owner)[chunks]
     whole = np.ones(indices.size, dtype=np.bool_)
     whole[owner[decode & (count != parts.field(Kind.DECODE, "tokens"))]] = False
     order = np.argsort(owner, kind="stable")
@@ -139,40 +141,42 @@ def _completing(rows: Rows, indices: Ints, parts: Rows, owner: Ints) -> Mask:
 def request_table(rows: Rows, names: dict[int, str]) -> RequestTable:
     """The table of all requests of a log, from its rows in order of their start and its request ids."""
     indices = np.array(sorted(names), dtype=np.int64)
-    arrival, ended = np.full(indices.size, np.nan), np.full(indices.size, np.nan)
-    prompt, cached, loaded, output = (np.zeros(indices.size, np.int64) for _ in range(4))
-    reason = np.full(indices.size, RUNNING, dtype=np.int64)
-
-    def put(kind: Kind, column: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
-        # the last assignment wins: give rows so that the first in time comes last
-        column[np.searchsorted(indices, picked[kind].request)[::-1]] = values[::-1]
-
-    picked = {
-        kind: rows.of(kind) for kind in (Kind.ARRIVED, Kind.CHUNK, Kind.LOAD, Kind.FINISHED, Kind.REFUSED)
-    }
-    arrived, chunk, load, finished, refused = picked.values()
-    put(Kind.ARRIVED, arrival, arrived.start)
-    put(Kind.ARRIVED, prompt, arrived.field(Kind.ARRIVED, "prompt"))
-    put(Kind.CHUNK, cached, chunk.field(Kind.CHUNK, "cached"))
-    started = np.full(indices.size, np.inf)
-    put(Kind.CHUNK, started, chunk.start)
-    owner = np.searchsorted(indices, load.request)
-    np.add.at(loaded, owner, np.where(load.start < started[owner], load.field(Kind.LOAD, "tokens"), 0))
-    put(Kind.REFUSED, reason, np.full(len(refused), FINISH_CODES[FinishReason.REFUSED]))
-    put(Kind.REFUSED, ended, refused.end)
-    put(Kind.FINISHED, reason, finished.field(Kind.FINISHED, "reason"))
-    put(Kind.FINISHED, ended, finished.end)
-
+    arrived, chunk, finished, refused = map(rows.of, (Kind.ARRIVED, Kind.CHUNK, Kind.FINISHED, Kind.REFUSED))
+    arrival = _first_of(indices, arrived, arrived.start, np.nan)
+    prompt = _first_of(indices, arrived, arrived.field(Kind.ARRIVED, "prompt"), 0)
+    cached = np.minimum(_first_of(indices, chunk, chunk.field(Kind.CHUNK, "cached"), 0), prompt)
+    loaded = np.minimum(
+        _loaded(indices, rows, _first_of(indices, chunk, chunk.start, np.inf)), prompt - cached
+    )
+    codes = np.concatenate((finished.field(Kind.FINISHED, "reason"), np.full(len(refused), _REFUSED)))
+    ended = rows.where(
+        np.concatenate([np.flatnonzero(rows.kind == k) for k in (Kind.FINISHED, Kind.REFUSED)])
+    )
+    reason = _first_of(indices, ended, codes, RUNNING)
     tokens = _tokens(rows, indices)
+    output = _first_of(indices, finished, finished.field(Kind.FINISHED, "output"), -1)
+    output = np.where(output < 0, np.diff(tokens.offsets), output)
     complete = ~np.isnan(arrival) & tokens.whole
-    output[:] = np.diff(tokens.offsets)
-    put(Kind.FINISHED, output, finished.field(Kind.FINISHED, "output"))
     ttft, tbt = _ttft_and_tbt(tokens, arrival, complete)
-    cached = np.minimum(cached, prompt)
-    loaded = np.minimum(loaded, prompt - cached)
-    e2e = np.where(complete, ended - arrival, np.nan)
+    e2e = np.where(complete, _first_of(indices, ended, ended.end, np.nan) - arrival, np.nan)
     ids = tuple(names[index] for index in indices.tolist())
     return RequestTable(ids, arrival, prompt, cached, loaded, output, ttft, tbt, e2e, reason, complete)
+
+
+def _first_of(indices: Ints, rows: Rows, values: npt.NDArray[Any], otherwise: float) -> npt.NDArray[Any]:
+    """Per request the value of its first row."""
+    column = np.full(indices.size, otherwise, dtype=values.dtype)
+    column[np.searchsorted(indices, rows.request)[::-1]] = values[::-1]  # the last assignment stays
+    return column
+
+
+def _loaded(indices: Ints, rows: Rows, started: Reals) -> Ints:
+    """Tokens per request that were loaded before its first chunk."""
+    load = rows.of(Kind.LOAD)
+    owner = np.searchsorted(indices, load.request)
+    tokens = np.zeros(indices.size, dtype=np.int64)
+    np.add.at(tokens, owner, np.where(load.start < started[owner], load.field(Kind.LOAD, "tokens"), 0))
+    return tokens
 
 
 def _ttft_and_tbt(tokens: _Tokens, arrival: Reals, complete: Mask) -> tuple[Reals, Reals]:
