@@ -72,12 +72,14 @@ class PageTensors:
 
     `memory` is a one-dimensional uint8 tensor (plain, pinned, shared or registered; any device) of at least one
     block; what is left over at its end is not used. `tensor` views it as [blocks, layers, 2, kv_heads, block_size,
-    head_dim]. Raises ValueError if the memory is of another kind or too small.
+    head_dim]. Raises ValueError if the memory is of another kind, not aligned or too small.
     """
 
     def __init__(self, memory: Tensor, layout: BlockLayout) -> None:
         if memory.dtype != torch.uint8 or memory.dim() != 1 or not memory.is_contiguous():
             raise ValueError(f"memory of {memory.dtype} and shape {tuple(memory.shape)}: hand in a flat uint8 tensor")
+        if memory.data_ptr() % layout.dtype.itemsize or memory.storage_offset() % layout.dtype.itemsize:
+            raise ValueError(f"memory at {memory.data_ptr():#x} is not aligned for {layout.dtype}: begin at a multiple")
         self.layout = layout
         self.blocks = memory.numel() // layout.nbytes
         if self.blocks == 0:
@@ -202,7 +204,8 @@ class BlockPool:
 class Hold:
     """A claim on blocks that a transfer can still touch: they are not reused before it ends.
 
-    The sequence may release its table at any time; the pages go back to the pool with the last of table and holds.
+    `blocks` is a chain from its first block on (see `BlockTable.hold`). The sequence may release its table at any
+    time; the pages go back to the pool with the last of table and holds.
     """
 
     def __init__(self, pool: BlockPool, blocks: Sequence[int]) -> None:
@@ -234,6 +237,11 @@ class BlockTable:
         """How many blocks `extend(tokens)` will allocate, a copy of a shared last block included."""
         more = -(-(self.length + tokens) // self.block_size) - len(self.blocks)
         return more + (1 if tokens and self._must_copy() else 0)
+
+    def room(self) -> int:
+        """How many more tokens the pool has blocks for."""
+        spare = self.pool.available - (1 if self._must_copy() else 0)
+        return max(0, (len(self.blocks) + spare) * self.block_size - self.length)
 
     def extend(self, tokens: int) -> list[tuple[int, int]]:
         """Make room for `tokens` more; returns the (from, to) block copies that must be made before writing.

@@ -47,7 +47,7 @@ class Namespace:
         """Every field as tag, length and value, so that no two namespaces have the same bytes."""
         parts = []
         for entry in fields(self):
-            value = str(getattr(self, entry.name)).encode()
+            value = str(getattr(self, entry.name)).encode("utf-8", "surrogatepass")
             parts.append(b"%s:%d:%s;" % (entry.name.encode(), len(value), value))
         return b"".join(parts)
 
@@ -179,7 +179,9 @@ class PrefixCache:
     With `compare`, a hit is a hit only if the tokens of every block are the ones hashed (off: trust the hash).
     """
 
-    def __init__(self, pool: BlockPool, index: PrefixIndex | None = None, holder: int = 0, compare: bool = True) -> None:
+    def __init__(
+        self, pool: BlockPool, index: PrefixIndex | None = None, holder: int = 0, compare: bool = True
+    ) -> None:
         self.index = index if index is not None else PrefixIndex()
         self._pool = pool
         self._holder = holder
@@ -206,13 +208,16 @@ class PrefixCache:
         return blocks
 
     def publish(self, table: BlockTable, chain: KeyChain, tokens: Tokens, start: int) -> int:
-        """Make the computed full blocks of `table`, from number `start` on, visible; returns how many now are.
+        """Make the full blocks of `table` that hold `tokens` visible, from number `start` on; returns how many are now.
 
-        A block whose content is published already is replaced by the published one, so that every table refers
-        to one and the same chain. A block whose key collides stays private, and so do those after it.
+        `tokens` are those whose keys and values are in the pages. A block whose content is published already is
+        replaced by the published one, so that every table refers to one and the same chain. Two kinds of block
+        stay private, and so do those after them: one whose key collides, and a duplicate that forks or holds refer
+        to as well, since these could use what comes after it for longer than anybody uses the published one.
         """
         keys = chain.cover(tokens)
-        for number in range(start, table.length // table.block_size):
+        full = min(table.length, len(tokens)) // table.block_size
+        for number in range(start, full):
             parent = self._parent(table, chain, number)
             if parent is None:
                 return number
@@ -221,12 +226,15 @@ class PrefixCache:
             content = self._tokens(tokens, number, table.block_size)
             if entry is not None and not entry.stands_for(parent, content):
                 return number
-            if entry is not None and self._holder in entry.holders:
-                table.replace(number, entry.holders[self._holder])
-                continue
-            self._published[block] = (key, self.index.add(key, self._holder, block, parent, content))
-            self._pool.keep(block)
-        return max(start, table.length // table.block_size)
+            place = None if entry is None else entry.holders.get(self._holder)
+            if place is None:
+                self._published[block] = (key, self.index.add(key, self._holder, block, parent, content))
+                self._pool.keep(block)
+            elif place != block and self._pool.references(block) > 1:
+                return number
+            else:
+                table.replace(number, place)
+        return max(start, full)
 
     def clear(self) -> None:
         """Forget every block, as when the weights change under the same name."""
