@@ -15,3 +15,7 @@ class ModelError(UserError):
 
 class RequestError(UserError):
     """A request cannot be served as asked, now or ever; the batch in progress is not touched."""
+
+
+class BusyError(RequestError):
+    """A request cannot be served now, but could be later."""

@@ -76,7 +76,7 @@ class Decoder:
         eps, dim = self.config.norm_eps, self.config.head_dim
         normed = rms_norm(x, x.shape[-1:], weights.attn_norm, eps)
         qkv = linear(normed, weights.qkv, weights.qkv_bias).view(len(x), -1, dim)
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q, k, v = torch.split(qkv, [self.heads, self.kv_heads, self.kv_heads], dim=1)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = rms_norm(q, (dim,), weights.q_norm, eps), rms_norm(k, (dim,), weights.k_norm, eps)
         attended = attention.attend(number, rotate(q, turn), rotate(k, turn), v)

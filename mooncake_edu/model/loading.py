@@ -1,0 +1,54 @@
+"""A model that is ready to serve: its shape, decoder and tokenizer, by the name of the model or of its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mooncake_edu.errors import ModelError
+from mooncake_edu.model import hub
+from mooncake_edu.model.config import ModelConfig
+from mooncake_edu.model.decoder import Decoder
+from mooncake_edu.model.parallel import whole
+from mooncake_edu.model.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from mooncake_edu.model.weights import load_weights, random_weights
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an engine serves. Two models whose `name` and `revision` are equal have equal weights."""
+
+    config: ModelConfig
+    decoder: Decoder
+    tokenizer: Tokenizer
+    name: str
+    revision: str
+
+
+def load(name: str | Path, *, dtype: str | torch.dtype = "float32", device: str = "cpu", seed: int = 0) -> Model:
+    """The model of a folder, or of a name that is in the user's cache or has random weights (then made from `seed`).
+
+    Raises ModelError if it is not there, not supported, or its files are broken.
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"device {device} is not there: use device cpu, or a torch with CUDA and a driver")
+    if not Path(name).is_dir():
+        entry = hub.find(str(name))
+        if entry.shape is not None:
+            return random_model(entry.shape, dtype=dtype, device=device, seed=seed)
+    folder = Path(name) if Path(name).is_dir() else hub.path(str(name))
+    config = ModelConfig.from_folder(folder)
+    decoder = Decoder(config, load_weights(folder, config, whole(config.layers), dtype, device))
+    return Model(config, decoder, load_tokenizer(folder, config), config.name, hub.revision(folder))
+
+
+def random_model(config: ModelConfig, *, dtype: str | torch.dtype = "float32", device: str = "cpu",
+                 seed: int = 0) -> Model:  # fmt: skip
+    """A model of any shape with random weights, which speaks bytes; raises ModelError if its vocabulary is smaller."""
+    tokenizer = ByteTokenizer()
+    if config.vocab < tokenizer.vocab:
+        raise ModelError(f"vocabulary {config.vocab} is below the {tokenizer.vocab} of the byte tokenizer: enlarge it")
+    weights = random_weights(config, whole(config.layers), dtype, device, seed)
+    return Model(config, Decoder(config, weights), tokenizer, config.name, f"random-{seed}")
