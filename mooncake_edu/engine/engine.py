@@ -126,7 +126,8 @@ class Engine:
         """One batch step; returns what it made. Without work it returns at once."""
         with self._lock:
             start = self._clock()
-            outputs = [self._end(self._sequences[name], FinishReason.CANCELLED, start) for name in sorted(self._cancelled)]
+            cancelled = [self._sequences[name] for name in sorted(self._cancelled)]
+            outputs = [self._end(sequence, FinishReason.CANCELLED, start) for sequence in cancelled]
             plan = self.scheduler.plan(start)
             self._record.left(plan.left, start)
         if not plan.work:

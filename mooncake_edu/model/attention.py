@@ -35,7 +35,7 @@ class Span:
 
 
 class Attention(ABC):
-    """Attention of one step's tokens, span after span, over pages [blocks, layers, 2, kv_heads, block_size, head_dim]."""
+    """One step's attention, span after span, over pages [blocks, layers, 2, kv_heads, block_size, head_dim]."""
 
     def __init__(self, pages: Tensor, spans: Sequence[Span]) -> None:
         self.pages = pages
@@ -111,7 +111,7 @@ class TorchAttention(Attention):
 
 
 class Part(ABC):
-    """Some tokens of the step that attend in one call; `rows` [2, sequences, kv_heads, blocks] are theirs in layer 0."""
+    """Tokens of the step that attend in one call; `rows` [2, sequences, kv_heads, blocks] are theirs in layer 0."""
 
     def __init__(self, tokens: Tensor, rows: Tensor, spans: Sequence[Span], length: int, pages: Tensor) -> None:
         self.tokens = tokens

@@ -23,7 +23,9 @@ from mooncake_edu.model.weights import LayerWeights, Weights
 class Decoder:
     """Some layers of a model, and this rank's heads of each; `group` joins the ranks of a tensor-parallel stage."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, cut: Cut | None = None, group: Group | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, cut: Cut | None = None, group: Group | None = None
+    ) -> None:
         self.config = config
         self.weights = weights
         self.cut = cut or whole(config.layers)
