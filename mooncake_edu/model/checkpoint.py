@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,10 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mooncake_edu.errors import ModelError
-from mooncake_edu.model.folders import read_json
+from mooncake_edu.model.folders import AGAIN, read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -57,10 +60,10 @@ class Checkpoint:
             file = self._open.enter_context(safe_open(path, framework="pt"))
             names = list(file.keys())
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path} is corrupt or incomplete ({error}): fetch the model again") from error
+            raise ModelError(f"{path} is corrupt or incomplete ({error}): {AGAIN}") from error
         for name in names:
             if name in self._file_of:
-                raise ModelError(f"tensor {name} is in {self._path_of[name].name} and in {path.name}: fetch the model again")
+                raise ModelError(f"tensor {name} is in {self._path_of[name].name} and in {path.name}: {AGAIN}")
             self._file_of[name], self._path_of[name] = file, path
         if len(self._file_of) > TENSOR_LIMIT:
             raise ModelError(f"{self.folder} has more than {TENSOR_LIMIT} tensors: it is no supported model")
@@ -69,11 +72,11 @@ class Checkpoint:
         """Raises ModelError unless the folder holds exactly the expected tensors, by name, shape and kind of number."""
         for name, shape in expected.items():
             if name not in self._file_of:
-                raise ModelError(f"tensor {name} is missing in {self.folder}: fetch the model again")
+                raise ModelError(f"tensor {name} is missing in {self.folder}: {AGAIN}")
             stored = self._file_of[name].get_slice(name)
             if tuple(stored.get_shape()) != shape:
                 raise ModelError(f"tensor {name} in {self._path_of[name]} has shape {tuple(stored.get_shape())}, "
-                                 f"config.json says {shape}: fetch the model again")  # fmt: skip
+                                 f"config.json says {shape}: {AGAIN}")  # fmt: skip
             if stored.get_dtype() not in FLOATS:
                 raise ModelError(f"tensor {name} in {self._path_of[name]} has type {stored.get_dtype()}: "
                                  f"use weights in one of {', '.join(FLOATS)}")  # fmt: skip
@@ -90,8 +93,20 @@ class Checkpoint:
             value = stored[run] if columns is None else stored[run, columns.start : columns.stop]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"tensor {name} in {self._path_of[name]} cannot be read ({error}): "
-                             "fetch the model again") from error  # fmt: skip
+                             f"{AGAIN}") from error  # fmt: skip
         target.copy_(value)
+
+
+def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes tensors that share no memory into one file; raises OSError as any writing does."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    path.chmod(0o644)  # the library makes it private
 
 
 def _harmless(name: str, tied: bool) -> bool:
@@ -111,21 +126,23 @@ def _files(folder: Path) -> list[Path]:
     if pickled:
         raise ModelError(f"{folder / pickled[0]} is a pickle, which can run code when it is opened: "
                          "use a model with safetensors, or convert it where you trust it")  # fmt: skip
-    raise ModelError(f"{folder} has no {SINGLE}: fetch the model again, or use a model with safetensors")
+    raise ModelError(f"{folder} has no {SINGLE}: use a model with safetensors, or {AGAIN}")
 
 
 def _shards(folder: Path) -> list[Path]:
     table = read_json(folder / INDEX).get("weight_map")
     if not isinstance(table, dict) or not table:
-        raise ModelError(f"{folder / INDEX} has no weight_map: fetch the model again")
+        raise ModelError(f"{folder / INDEX} has no weight_map: {AGAIN}")
     names = {name for name in table.values() if isinstance(name, str)}
     if len(names) > SHARD_LIMIT or len(table) > TENSOR_LIMIT:
-        raise ModelError(f"{folder / INDEX} names {len(names)} files and {len(table)} tensors: it is no supported model")
+        raise ModelError(
+            f"{folder / INDEX} names {len(names)} files for {len(table)} tensors: it is no supported model"
+        )
     for name in sorted(names):
         if name != Path(name).name or not name.endswith(".safetensors"):
-            raise ModelError(f"{folder / INDEX} names {name!r}, not a safetensors file beside it: fetch the model again")
+            raise ModelError(f"{folder / INDEX} names {name!r}, not a safetensors file beside it: {AGAIN}")
         if not (folder / name).exists():
-            raise ModelError(f"shard {folder / name} is missing: fetch the model again")
+            raise ModelError(f"shard {folder / name} is missing: {AGAIN}")
     return [folder / name for name in sorted(names)]
 
 
@@ -136,7 +153,7 @@ def _check_header(path: Path) -> None:
         with path.open("rb") as file:
             header = int.from_bytes(file.read(8), "little")
     except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror}): fetch the model again") from error
+        raise ModelError(f"{path} cannot be read ({error.strerror}): {AGAIN}") from error
     if size < 8 or header > min(size - 8, HEADER_LIMIT):
         raise ModelError(f"{path} is corrupt or incomplete (a header of {header} bytes in a file of {size}): "
-                         "fetch the model again")  # fmt: skip
+                         f"{AGAIN}")  # fmt: skip

@@ -1,12 +1,12 @@
-"""The shape of a decoder: read from a Hugging Face folder, or one of the presets; what is not supported is refused by name."""
+"""The shape of a decoder, from a Hugging Face folder or a preset; what is not supported is refused by name."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from logging import ERROR
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ LIMITS = {
     "vocab": 1 << 22,
     "positions": 1 << 24,
 }
-"""The largest value believed of each size: several times any published model, small enough to fail before memory does."""
+"""The largest value believed of each size, several times that of any published model."""
 
 
 def _require_size(name: str, value: object, largest: int) -> None:
@@ -206,14 +206,13 @@ def _through_transformers(folder: Path) -> dict[str, Any]:
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Holds back the library's warnings: what is wrong is said here, in one line."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(ERROR)
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logger.setLevel(before)
 
 
 def _refuse_unsupported(full: dict[str, Any]) -> None:
@@ -275,7 +274,7 @@ def _rope(entry: dict[str, Any], positions: int) -> Rope:
 
 
 def _eos(folder: Path, full: dict[str, Any]) -> tuple[int, ...]:
-    """End tokens of config.json and generation_config.json together: chat models often name theirs only in the latter."""
+    """End tokens of both configuration files: chat models often name theirs only in the one for generation."""
     found = [full.get("eos_token_id")]
     generation = folder / "generation_config.json"
     if generation.exists():

@@ -9,6 +9,7 @@ from typing import Any
 
 from mooncake_edu.errors import ModelError, RequestError
 from mooncake_edu.model.config import TINY, ModelConfig
+from mooncake_edu.model.folders import AGAIN
 
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
@@ -109,9 +110,13 @@ class HubTokenizer(Tokenizer):
         """The conversation through the model's own template, as transformers makes it, marks in contents included."""
         turns = [{"role": role, "content": content} for role, content in _turns(messages)]
         if not self._inner.chat_template:
-            raise RequestError(f"{self.folder.name} has no chat template: use `mooncake-edu generate`, or an instruct model")
+            raise RequestError(
+                f"{self.folder.name} has no chat template: use `mooncake-edu generate`, or an instruct model"
+            )
         try:
-            tokens = self._inner.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
+            tokens = self._inner.apply_chat_template(
+                turns, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
         except Exception as error:  # a template raises what its author wrote
             reason = " ".join(str(error).split())[:200]
             raise RequestError(f"the chat template of {self.folder.name} refuses these messages: {reason}") from error
@@ -119,7 +124,7 @@ class HubTokenizer(Tokenizer):
 
 
 def load_tokenizer(folder: Path | str, config: ModelConfig) -> Tokenizer:
-    """The tokenizer that belongs to a model folder: its own, or the byte tokenizer where the vocabulary is that of `tiny`.
+    """The tokenizer of a model folder: its own, or that of bytes where it has none and the vocabulary of `tiny`.
 
     Raises ModelError if the folder has none.
     """
@@ -128,7 +133,7 @@ def load_tokenizer(folder: Path | str, config: ModelConfig) -> Tokenizer:
         return HubTokenizer(folder, config.eos)
     if config.vocab == TINY.vocab:
         return ByteTokenizer()
-    raise ModelError(f"{folder} has no tokenizer.json: fetch the model again")
+    raise ModelError(f"{folder} has no tokenizer.json: {AGAIN}")
 
 
 def _turns(messages: Sequence[Message]) -> list[tuple[str, str]]:
@@ -148,9 +153,9 @@ def _open(folder: Path) -> Any:
 
     for path in folder.glob("*"):
         if path.name in FILES and path.stat().st_size > FILE_LIMIT:
-            raise ModelError(f"{path} is longer than {FILE_LIMIT} bytes: it is no tokenizer, fetch the model again")
+            raise ModelError(f"{path} is longer than {FILE_LIMIT} bytes: it is no tokenizer, {AGAIN}")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds, none of them its own
         reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"the tokenizer in {folder} cannot be read ({reason}): fetch the model again") from error
+        raise ModelError(f"the tokenizer in {folder} cannot be read ({reason}): {AGAIN}") from error

@@ -10,11 +10,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mooncake_edu.errors import ModelError
-from mooncake_edu.model.checkpoint import Checkpoint
+from mooncake_edu.model.checkpoint import Checkpoint, write_safetensors
 from mooncake_edu.model.config import ModelConfig
 from mooncake_edu.model.folders import whole_folder
 from mooncake_edu.model.parallel import Cut, whole
@@ -108,10 +107,20 @@ def load_weights(folder: Path | str, config: ModelConfig, cut: Cut, dtype: torch
     or type, corrupt or pickled.
     """
     with Checkpoint(Path(folder)) as checkpoint:
-        everything = [piece for pieces in _all_pieces(config, whole(config.layers)) for piece in pieces]
-        checkpoint.check({piece.name: piece.shape for piece in everything}, tied=config.tied)
-        return _assemble(config, cut, as_dtype(dtype), device,
-                         lambda target, piece: checkpoint.read(target, piece.name, piece.rows, piece.columns))  # fmt: skip
+        checkpoint.check(parameters(config), tied=config.tied)
+
+        def fill(target: Tensor, piece: Piece) -> None:
+            checkpoint.read(target, piece.name, piece.rows, piece.columns)
+
+        return _assemble(config, cut, as_dtype(dtype), device, fill)
+
+
+def check_folder(folder: Path | str) -> ModelConfig:
+    """The configuration of a folder, once it is sure that every tensor it calls for is there; raises ModelError."""
+    config = ModelConfig.from_folder(folder)
+    with Checkpoint(Path(folder)) as checkpoint:
+        checkpoint.check(parameters(config), tied=config.tied)
+    return config
 
 
 def random_weights(config: ModelConfig, cut: Cut, dtype: torch.dtype | str = torch.float32,
@@ -136,14 +145,11 @@ def save_weights(folder: Path | str, config: ModelConfig, weights: Weights) -> N
     if len(weights.layers) != config.layers:
         raise ModelError(f"{len(weights.layers)} of {config.layers} layers at hand: save the whole model, not a cut")
     named = dict(_named(config, weights))
-    try:
-        with whole_folder(Path(folder)) as part:
-            save_file(named, part / "model.safetensors", metadata={"format": "pt"})
-            dtype = str(weights.layers[0].qkv.dtype).removeprefix("torch.")
-            text = json.dumps(config.to_dict() | {"dtype": dtype}, indent=2)
-            (part / "config.json").write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be written ({error}): free space or choose another folder") from error
+    dtype = str(weights.layers[0].qkv.dtype).removeprefix("torch.")
+    text = json.dumps(config.to_dict() | {"dtype": dtype}, indent=2)
+    with whole_folder(Path(folder)) as new:
+        write_safetensors(named, new / "model.safetensors")
+        (new / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _assemble(config: ModelConfig, cut: Cut, dtype: torch.dtype, device: torch.device | str, fill: Fill) -> Weights:
@@ -162,7 +168,8 @@ def _assemble(config: ModelConfig, cut: Cut, dtype: torch.dtype, device: torch.d
 
     def layer(index: int) -> LayerWeights:
         pieces = layer_pieces(config, cut, index)
-        return LayerWeights(**{f.name: build(pieces[f.name]) if f.name in pieces else None for f in fields(LayerWeights)})  # type: ignore[arg-type]
+        held = {f.name: build(pieces[f.name]) if f.name in pieces else None for f in fields(LayerWeights)}
+        return LayerWeights(**held)  # type: ignore[arg-type]
 
     outer = {name: build([piece]) for name, piece in outer_pieces(config, cut).items()}
     embed, norm = outer.get("embed"), outer.get("norm")
@@ -202,7 +209,7 @@ def layer_pieces(config: ModelConfig, cut: Cut, index: int) -> dict[str, list[Pi
 
 
 def outer_pieces(config: ModelConfig, cut: Cut) -> dict[str, Piece]:
-    """The parameters before the first layer and after the last, where the cut holds them; a tied head is the embedding."""
+    """The parameters before the first layer and after the last, where the cut holds them; a tied head is `embed`."""
     shape, columns = (config.vocab, config.hidden), range(config.hidden)
     rows = cut.share("vocabulary rows", config.vocab)
     pieces = {}
@@ -215,10 +222,13 @@ def outer_pieces(config: ModelConfig, cut: Cut) -> dict[str, Piece]:
     return pieces
 
 
-def _all_pieces(config: ModelConfig, cut: Cut) -> Iterator[list[Piece]]:
-    yield from ([piece] for piece in outer_pieces(config, cut).values())
+def parameters(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every parameter of the whole model."""
+    cut = whole(config.layers)
+    pieces = list(outer_pieces(config, cut).values())
     for index in cut.layers:
-        yield from layer_pieces(config, cut, index).values()
+        pieces += [piece for fused in layer_pieces(config, cut, index).values() for piece in fused]
+    return {piece.name: piece.shape for piece in pieces}
 
 
 def _scaled(heads: range, dim: int) -> range:
