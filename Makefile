@@ -1,0 +1,60 @@
+# Every target sets up what it needs: a virtual environment in .venv with the pinned packages.
+
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS ?= notebooks,test
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+endif
+comma := ,
+# Another Python or other extras are another installation, so they are part of the stamp's name.
+READY := $(VENV)/.ready-$(subst /,_,$(PYTHON))-$(subst $(comma),_,$(EXTRAS))
+PYTEST_ARGS ?=
+LAB_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lab bench peers test-gpu lint clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Only install, into .venv (PYTHON=python3.12 chooses the Python)
+
+demo: $(READY) ## Set up, then serve conversations with and without prefix sharing
+	$(BIN)/mooncake-edu demo
+
+test: $(READY) ## Set up, then run all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lab: $(READY) ## Set up, then open JupyterLab on the notebooks
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS) notebooks
+
+bench: $(READY) ## Set up, then measure engine and hashing
+	$(BIN)/mooncake-edu bench engine
+	$(BIN)/mooncake-edu bench hash
+
+peers: $(READY) ## Install what the benches compare with, each in its own environment
+	$(BIN)/python -m mooncake_edu.bench.peers
+
+test-gpu: $(READY) ## Set up, then run the tests that need a GPU (skipped where there is none)
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+lint: $(READY) ## Set up, then run ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+clean: ## Remove the environment and all caches of tools, but no fetched model
+	rm -rf $(VENV) .peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --clear: after a failed or interrupted installation the next one starts from nothing.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11, 3.12 or 3.13 found: install one, or name it with PYTHON=..." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || \
+		{ echo "make: $(PYTHON) is no Python 3.11, 3.12 or 3.13: name one with PYTHON=..." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "make: $(PYTHON) cannot make virtual environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
+	"$(PYTHON)" -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
