@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import Any, NamedTuple
@@ -96,6 +97,9 @@ def options(
 
 def main() -> None:
     """Run the command line and exit: 2 after a refusal of one line, 130 after Ctrl-C, silently into a closed pipe."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
     try:
         status = _run()
         sys.stdout.flush()

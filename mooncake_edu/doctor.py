@@ -23,7 +23,7 @@ from rich.text import Text
 PYTHONS = ((3, 11), (3, 13))
 """Oldest and newest Python that the project declares."""
 
-REQUIRED_MEMORY = 3 * 2**30  # SmolLM2-135M in float32, twice while it is converted, and 1 GiB of KVCache
+REQUIRED_MEMORY = 2 * 2**30  # SmolLM2-135M in float32, torch, and 1 GiB of KVCache
 REQUIRED_DISK = 2**30
 
 KVCACHE_TOKEN_BYTES = 2 * 30 * 3 * 64 * 4
