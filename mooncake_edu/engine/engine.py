@@ -63,6 +63,7 @@ class Engine:
         self._lock = threading.Lock()
         self._sequences: dict[str, Sequence] = {}
         self._cancelled: set[str] = set()
+        self._owed: list[Output] = []  # of a step that failed: the next one gives them out
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises BusyError if it can't be served now, RequestError if never; then takes nothing."""
@@ -90,6 +91,8 @@ class Engine:
             first, now = self._sequences.get(request_id), self._clock()
             if first is None or first.phase is not Phase.DECODE or first.table is None:
                 raise RequestError(f"request {request_id} is not decoding: fork it between two of its tokens")
+            if first.computed == first.length:
+                raise RequestError(f"request {request_id} is in a step right now: fork it between two steps")
             request = replace(first.request, id=fork_id, prompt=first.tokens, sampling=sampling, arrival=now)
             self._require_possible(request)
             twin = self._sequence(request, now)
@@ -108,8 +111,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is queued or in the batch."""
-        return not self._sequences
+        """Whether nothing is queued, in the batch or still to be given out."""
+        return not self._sequences and not self._owed
 
     def stats(self) -> dict[str, int]:
         """Blocks free, used and cached, and requests waiting and running."""
@@ -126,8 +129,7 @@ class Engine:
         """One batch step; returns what it made. Without work it returns at once."""
         with self._lock:
             start = self._clock()
-            cancelled = [self._sequences[name] for name in sorted(self._cancelled)]
-            outputs = [self._end(sequence, FinishReason.CANCELLED, start) for sequence in cancelled]
+            outputs, self._owed = self._owed + self._end_all(sorted(self._cancelled), start), []
             plan = self.scheduler.plan(start)
             self._record.left(plan.left, start)
         if not plan.work:
@@ -136,13 +138,17 @@ class Engine:
             chosen = self._compute(plan)
         except BaseException:
             with self._lock:  # nothing of it was published: whoever was in the step will be computed again
-                self._record.left(self.scheduler.abandon(plan, self._clock()), self._clock())
+                now, self._owed = self._clock(), outputs
+                self._record.left(self.scheduler.abandon(plan, now), now)
             raise
         with self._lock:
             return outputs + self._commit(plan, chosen, start, self._clock())
 
     def run(self, requests: Iterable[Request]) -> Iterator[Output]:
-        """Submit requests as the queue has room, and step until all are done; leaving early cancels them."""
+        """Submit requests as the queue has room, and step until all are done; for the thread that steps.
+
+        Leaving early ends those that are not done, at once.
+        """
         source, submitted = iter(requests), set[str]()
         following = next(source, None)
         try:
@@ -156,8 +162,8 @@ class Engine:
                         submitted.discard(output.request_id)
                     yield output
         finally:
-            for name in submitted:
-                self.cancel(name)
+            with self._lock:
+                self._end_all([name for name in submitted if name in self._sequences], self._clock())
 
     def generate(self, prompts: Iterable[Tokens | list[int]], sampling: SamplingParams) -> list[list[int]]:
         """The tokens made for each prompt, in order of the prompts."""
@@ -202,8 +208,9 @@ class Engine:
     def _compute(self, plan: Plan) -> dict[Sequence, int | None]:
         """Run the model; the next token of every sequence that gets one, None where its logits are not numbers."""
         decoder = self.model.decoder
-        self.pages.copy(plan.copies)
         spans = [Span(work.sequence.table.blocks, work.start, work.count) for work in plan.work if work.sequence.table]
+        self.pages.copy(plan.copies)
+        self._blank(spans)
         tokens = np.concatenate([work.sequence.tokens[work.start : work.start + work.count] for work in plan.work])
         inputs = torch.from_numpy(tokens.astype(np.int64)).to(decoder.device)
         hidden = decoder.forward(inputs, attention_for(self.pages.tensor, spans))
@@ -214,32 +221,47 @@ class Engine:
         logits = decoder.logits(hidden[torch.from_numpy(ends[choosing]).to(decoder.device)])
         return choose(logits, [plan.work[number].sequence for number in choosing])
 
+    def _blank(self, spans: list[Span]) -> None:
+        """Clear the blocks that are begun but not filled: whatever lies there is masked, yet must be numbers."""
+        size = self.config.block_size
+        last = [((span.stop - 1) // size, span) for span in spans if span.stop % size]
+        begun = [span.blocks[number] for number, span in last if span.start <= number * size]
+        if begun:
+            self.pages.tensor[begun] = 0
+
     def _commit(self, plan: Plan, chosen: dict[Sequence, int | None], start: float, end: float) -> list[Output]:
         """Publish the blocks that are full now, hand out the tokens chosen, end what is done."""
         outputs = []
-        self._record.chunks(plan, start, end)
+        failed = {sequence for sequence, token in chosen.items() if token is None}
+        self._record.chunks([work for work in plan.work if work.sequence not in failed], start, end)
         for work in plan.work:
             sequence = work.sequence
+            if sequence in failed:  # nothing came of its step: for the record it ends where the step began
+                outputs.append(self._end(sequence, FinishReason.FAILED, start))
+                continue
             if self.cache is not None and sequence.table is not None:
                 sequence.published = self.cache.publish(
                     sequence.table, sequence.chain, sequence.tokens, sequence.published
                 )
-            if sequence.request.id in self._cancelled:
+            if (token := chosen.get(sequence)) is not None:
+                outputs.append(self._advance(sequence, token, end))
+            elif sequence.request.id in self._cancelled:
                 outputs.append(self._end(sequence, FinishReason.CANCELLED, end))
-            elif work.completes:
-                outputs.append(self._advance(sequence, chosen[sequence], end))
         self._record.step(plan, self.pool, start, end)
         return outputs
 
-    def _advance(self, sequence: Sequence, token: int | None, now: float) -> Output:
-        if token is None:
-            return self._end(sequence, FinishReason.FAILED, now)
+    def _advance(self, sequence: Sequence, token: int, now: float) -> Output:
         text, reason = sequence.append(token, self.model.tokenizer.eos)
+        if reason is None and sequence.request.id in self._cancelled:
+            reason = FinishReason.CANCELLED
         if sequence.phase is not Phase.DECODE:
             sequence.enter(Phase.DECODE, now)
         if reason is None:
             return Output(sequence.request.id, [token], text)
         return self._end(sequence, reason, now, [token], text)
+
+    def _end_all(self, names: Iterable[str], now: float) -> list[Output]:
+        return [self._end(self._sequences[name], FinishReason.CANCELLED, now) for name in names]
 
     def _end(self, sequence: Sequence, reason: FinishReason, now: float, tokens: list[int] | None = None,
              text: str = "") -> Output:  # fmt: skip

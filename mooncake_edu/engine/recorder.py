@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mooncake_edu.engine.scheduler import Left, Plan
+from mooncake_edu.engine.scheduler import Left, Plan, Work
 from mooncake_edu.engine.sequence import Sequence
 from mooncake_edu.errors import BusyError, RequestError
 from mooncake_edu.events import FINISH_CODES, EventLog, Kind, Refusal
@@ -36,9 +36,9 @@ class Recorder:
             if left.lost:
                 self._at(Kind.PREEMPTED, left.sequence.request, now, now, tokens=left.lost)
 
-    def chunks(self, plan: Plan, start: float, end: float) -> None:
+    def chunks(self, done: list[Work], start: float, end: float) -> None:
         """The parts of prompts that a step computed."""
-        for work in plan.work:
+        for work in done:
             if not work.decodes:
                 self._at(Kind.CHUNK, work.sequence.request, start, end, tokens=work.count, position=work.start,
                          cached=work.cached)  # fmt: skip

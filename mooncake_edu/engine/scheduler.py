@@ -76,19 +76,18 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; raises BusyError if the queue is full, RequestError if the sequence could never fit."""
-        request, size = sequence.request, self._config.block_size
-        needed = -(-(sequence.length + request.sampling.max_tokens - 1) // size)  # the last token is not stored
-        if needed > self._pool.total:
-            raise RequestError(
-                f"request {request.id}: {sequence.length} prompt tokens and max_tokens {request.sampling.max_tokens} "
-                f"need {needed} blocks of {size} tokens, the KVCache has {self._pool.total}: shorten one of them"
-            )
+        request = sequence.request
+        self._require_fit(sequence)
         if self.full:
             raise BusyError(f"request {request.id}: {len(self.waiting)} requests wait already: try again later")
         self.waiting.append(sequence)
 
     def join(self, sequence: Sequence, table: BlockTable, published: int, now: float) -> None:
-        """Put a sequence that has its pages already into the batch; raises BusyError if the batch is full."""
+        """Put a sequence that has its pages already into the batch; raises BusyError if the batch is full.
+
+        Raises RequestError if the sequence could never fit alone.
+        """
+        self._require_fit(sequence)
         if len(self.running) >= self._config.max_batch:
             raise BusyError(f"request {sequence.request.id}: the batch of {len(self.running)} is full: try again later")
         sequence.table, sequence.published = table.fork(), published
@@ -126,6 +125,15 @@ class Scheduler:
         for work in reversed(plan.work):
             self._send_back(work.sequence, undone, now)
         return undone.left
+
+    def _require_fit(self, sequence: Sequence) -> None:
+        request, size = sequence.request, self._config.block_size
+        needed = -(-(sequence.length + request.sampling.max_tokens - 1) // size)  # the last token is not stored
+        if needed > self._pool.total:
+            raise RequestError(
+                f"request {request.id}: {sequence.length} prompt tokens and max_tokens {request.sampling.max_tokens} "
+                f"need {needed} blocks of {size} tokens, the KVCache has {self._pool.total}: shorten one of them"
+            )
 
     def _make_room(self, sequence: Sequence, table: BlockTable, wanted: int, plan: Plan, now: float) -> int:
         """How many of the tokens wanted have blocks; if none has, younger sequences give way until one does."""
