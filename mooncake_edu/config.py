@@ -37,7 +37,7 @@ Size = Annotated[int, BeforeValidator(Quantity("B", "1 GiB", 0, MAX_BYTES))]
 Memory = Annotated[int, BeforeValidator(Quantity("B", "1 GiB", 1, MAX_BYTES))]
 SliceSize = Annotated[int, BeforeValidator(Quantity("B", "64 KiB", 4096, 2**30))]
 Bandwidth = Annotated[float, BeforeValidator(Quantity("B/s", "100 GB/s", 1, 10**18))]
-Compute = Annotated[float, BeforeValidator(Quantity("FLOP/s", "312 TFLOP/s", 1, 10**24))]
+Compute = Annotated[float, BeforeValidator(Quantity("FLOP/s", "312 TFLOP/s", 1, 10**21))]
 
 
 class Section(BaseModel):
@@ -191,7 +191,9 @@ class Config(Section):
         """Read a TOML file; raises ConfigError if it cannot be read or holds what cannot work."""
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}): give a TOML file") from None
+        except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: cannot be read ({error}): give a TOML file in UTF-8") from None
         return cls.from_toml(text, str(path))
 
@@ -243,7 +245,7 @@ def allowed(field: FieldInfo | None) -> str:
     """What a key may hold, in words."""
     if field is None or _table(field):
         return "one table or more" if field and get_args(field.annotation)[-1:] == (...,) else "a table"
-    kind, limits = _unwrap(field)
+    kind, limits = limits_of(field)
     for limit in limits:
         if isinstance(limit, BeforeValidator):
             reader: Reader = limit.func  # type: ignore[assignment]  # every validator above is a Reader
@@ -260,7 +262,7 @@ def allowed(field: FieldInfo | None) -> str:
     return f"a {'whole ' if kind is int else ''}number from {low} to {high}"
 
 
-def _unwrap(field: FieldInfo) -> tuple[Any, list[Any]]:
+def limits_of(field: FieldInfo) -> tuple[Any, list[Any]]:
     """The type of a field without its `| None`, and everything that limits it."""
     kind: Any = field.annotation
     limits = list(field.metadata)

@@ -1,0 +1,46 @@
+"""What all tests share: which tests this machine cannot run, and how Hypothesis searches."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Shared machines stall at times, which says nothing about the code; a run of CI can be repeated as it was.
+settings.register_profile("project", deadline=None, print_blob=True, derandomize="CI" in os.environ)
+settings.load_profile("project")
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether torch can use a CUDA device."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def has_rdma() -> bool:
+    """Whether the kernel shows an RDMA device."""
+    devices = Path("/sys/class/infiniband")
+    return devices.is_dir() and any(devices.iterdir())
+
+
+NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
+    "gpu": (has_gpu, "no CUDA device"),
+    "rdma": (has_rdma, "no RDMA device"),
+    "slurm": (lambda: shutil.which("sinfo") is not None, "no Slurm"),
+    "browser": (lambda: shutil.which("chromium") is not None, "no Chromium"),
+}
+"""Per mark: whether this machine has what it needs, and the reason of the skip where it has not."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose mark names something that this machine lacks."""
+    for mark, (present, reason) in NEEDS.items():
+        if item.get_closest_marker(mark) and not present():
+            pytest.skip(reason)
