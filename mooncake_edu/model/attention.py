@@ -99,10 +99,11 @@ class TorchAttention(Attention):
         spans = [self.spans[member] for member in members]
         starts = np.cumsum([0, *(span.count for span in self.spans)])
         width = max(-(-span.stop // self.block_size) for span in spans)
-        tables = np.zeros((len(spans), width), dtype=np.int64)  # short tables are padded with block 0, masked below
+        tables = np.empty((len(spans), width), dtype=np.int64)
         for row, span in enumerate(spans):
             used = -(-span.stop // self.block_size)
             tables[row, :used] = span.blocks[:used]
+            tables[row, used:] = span.blocks[used - 1]  # masked; a foreign block could hold what is not a number
         heads = np.arange(2 * self.kv_heads).reshape(2, 1, self.kv_heads, 1)
         rows = _index(tables[:, None, :] * self._block_rows + heads, self.pages)
         tokens = np.concatenate([np.arange(starts[m], starts[m + 1]) for m in members])
