@@ -1,0 +1,112 @@
+"""Commands are found by name and loaded when called; a refusal is one line; nothing surprises a shell."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from mooncake_edu import __version__, cli
+from mooncake_edu.errors import UserError
+from tests.cli.conftest import PROGRAM, Run
+
+HEAVY = ("torch", "transformers", "pydantic", "numpy", "rich", "plotly")
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom mooncake_edu.cli import main\nsys.argv = ['mooncake-edu', '--help']\n"
+        f"try:\n    main()\nfinally:\n    print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+    for command in cli.COMMANDS:
+        assert f"  {command.name} " in done.stdout
+        assert command.help in done.stdout
+
+
+def test_help_answers_within_half_a_second_of_a_free_processor() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run([*PROGRAM, "--help"], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    assert any(seconds() < 0.5 for _ in range(12))  # other work on the machine slows some of them
+
+
+@pytest.mark.parametrize("name", [command.name for command in cli.COMMANDS])
+def test_every_command_of_the_table_has_a_help_of_its_own(run: Run, name: str) -> None:
+    ended = run(name, "--help")
+    assert ended.status == 0
+    assert f"Usage: mooncake-edu {name}" in ended.out
+
+
+def test_a_later_part_adds_a_command_by_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", [cli.Command("twice", f"{__name__}:print_twice", "Print a word twice.")])
+    assert run("twice", "ha").out == "haha\n"
+    assert "Print a word twice." in run("--help").out
+
+
+def print_twice(word: str) -> None:
+    """The command that the test above adds."""
+    print(word * 2)
+
+
+def test_the_version_is_the_package_s(run: Run) -> None:
+    assert run("--version").out == f"mooncake-edu {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(["demoo"], "'demo'"), (["--nope"], "--nope"), (["generate", "x", "--top-k", "many"], "--top-k"), ([], "Usage")],
+)
+def test_wrong_usage_exits_with_2_and_names_what_is_wrong(run: Run, arguments: list[str], word: str) -> None:
+    ended = run(*arguments)
+    assert ended.status == 2
+    assert word in ended.err + ended.out
+
+
+def refuse() -> None:
+    """A command that is refused."""
+    raise UserError("the thing 3\nis too large: use 2")
+
+
+def divide() -> None:
+    """A command with a mistake in it."""
+    _ = 1 / 0
+
+
+def test_a_refusal_is_one_line_on_standard_error_and_exits_with_2(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", [cli.Command("refuse", f"{__name__}:refuse", "")])
+    ended = run("refuse")
+    assert (ended.status, ended.out, ended.err) == (2, "", "mooncake-edu: the thing 3 is too large: use 2\n")
+
+
+def test_a_mistake_in_the_program_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", [cli.Command("divide", f"{__name__}:divide", "")])
+    monkeypatch.setattr(sys, "argv", ["mooncake-edu", "divide"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_ctrl_c_ends_a_generation_quietly_with_130(spawn: Any) -> None:
+    with spawn("generate", "hello", "--model", "tiny", "--max-tokens", "4000", "--ignore-eos") as process:
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=240)
+    assert process.returncode == 130
+    assert err == b""
+
+
+def test_a_closed_pipe_ends_a_generation_quietly(spawn: Any) -> None:
+    with spawn("generate", "hello", "--model", "tiny", "--max-tokens", "4000", "--ignore-eos") as process:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(timeout=240)
+    assert process.returncode == 1
+    assert err == b""
