@@ -133,7 +133,7 @@ def _shards(folder: Path) -> list[Path]:
     table = read_json(folder / INDEX).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise ModelError(f"{folder / INDEX} has no weight_map: {AGAIN}")
-    names = {name for name in table.values() if isinstance(name, str)}
+    names = {str(name) for name in table.values()}
     if len(names) > SHARD_LIMIT or len(table) > TENSOR_LIMIT:
         raise ModelError(
             f"{folder / INDEX} names {len(names)} files for {len(table)} tensors: it is no supported model"

@@ -172,7 +172,7 @@ class ModelConfig:
 def _refuse_unread(raw: dict[str, Any]) -> None:
     """Refuses what transformers would drop silently, run, or answer with more than one line."""
     family = raw.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ModelError(f"model_type {family!r} is not supported: use a model of {', '.join(FAMILIES)}")
     architectures = raw.get("architectures") or [FAMILIES[family]]
     if architectures != [FAMILIES[family]]:
@@ -261,16 +261,13 @@ def _from_dict(full: dict[str, Any], name: str, eos: tuple[int, ...]) -> ModelCo
 
 
 def _rope(entry: dict[str, Any], positions: int) -> Rope:
-    kind, theta = entry["rope_type"], entry["rope_theta"]
+    kind, theta, factor = entry["rope_type"], entry["rope_theta"], entry.get("factor", math.nan)
     if kind == "default":
         return Rope(kind, theta)
-    for key in ("factor",) if kind == "linear" else ("factor", "low_freq_factor", "high_freq_factor"):
-        if key not in entry:
-            raise ModelError(f"rope type {kind!r} has no {key}: mend config.json")
     if kind == "linear":
-        return Rope(kind, theta, entry["factor"])
-    original = entry.get("original_max_position_embeddings") or positions
-    return Rope(kind, theta, entry["factor"], entry["low_freq_factor"], entry["high_freq_factor"], original)
+        return Rope(kind, theta, factor)
+    low, high = entry.get("low_freq_factor", math.nan), entry.get("high_freq_factor", math.nan)  # refused by Rope
+    return Rope(kind, theta, factor, low, high, entry.get("original_max_position_embeddings") or positions)
 
 
 def _eos(folder: Path, full: dict[str, Any]) -> tuple[int, ...]:

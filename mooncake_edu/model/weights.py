@@ -92,9 +92,10 @@ Fill = Callable[[Tensor, Piece], None]
 
 def as_dtype(name: str | torch.dtype) -> torch.dtype:
     """The torch type of a name such as "float32"; raises ModelError naming those that weights can have."""
-    dtype = DTYPES.get(str(name).removeprefix("torch."))
+    short = str(name).removeprefix("torch.")
+    dtype = DTYPES.get(short)
     if dtype is None:
-        raise ModelError(f"dtype {name!s} is not supported: use one of {', '.join(DTYPES)}")
+        raise ModelError(f"dtype {short} is not supported: use one of {', '.join(DTYPES)}")
     return dtype
 
 
