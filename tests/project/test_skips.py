@@ -1,0 +1,70 @@
+"""A skipped test that the list of allowed skips does not name with its reason fails the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / ".ci" / "check_skips.py"
+
+TESTS = """
+import pytest
+
+def test_that_runs():
+    assert True
+
+@pytest.mark.skip(reason="no dragon")
+@pytest.mark.parametrize("beast", ["red", "green"])
+def test_of_dragons(beast):
+    assert False
+
+@pytest.mark.xfail(reason="not yet")
+def test_of_wishes():
+    assert False
+"""
+
+
+def check(folder: Path, lines: str) -> subprocess.CompletedProcess[str]:
+    """Run those tests, then the check against a list of those lines."""
+    (folder / "test_beasts.py").write_text(TESTS)
+    (folder / "list").write_text(lines)
+    pytest_run = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "--junitxml=report.xml"]
+    subprocess.run([sys.executable, *pytest_run], cwd=folder, check=True, capture_output=True)
+    command = [sys.executable, str(SCRIPT), "report.xml", "list"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_skips_and_expected_failures_must_be_named(tmp_path: Path) -> None:
+    done = check(tmp_path, "# nothing\n")
+    assert done.returncode == 1
+    for name, why in (("test_of_dragons[red]", "no dragon"), ("test_of_dragons[green]", "no dragon")):
+        assert f"skipped, but not in list: test_beasts::{name} ({why})" in done.stdout
+    assert "test_beasts::test_of_wishes" in done.stdout
+
+
+def test_a_named_skip_passes(tmp_path: Path) -> None:
+    lines = "test_beasts::test_of_dragons[[]*  no dragons here\ntest_beasts::test_of_wishes  not yet\n"
+    done = check(tmp_path, lines.replace("[[]", "["))
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_pattern_without_a_reason_is_refused(tmp_path: Path) -> None:
+    done = check(tmp_path, "test_beasts::*\n")
+    assert done.returncode == 1
+    assert "'test_beasts::*' has no reason" in done.stderr
+
+
+def test_every_line_of_the_list_has_a_reason() -> None:
+    lines = (ROOT / ".ci" / "allowed_skips").read_text(encoding="utf-8").splitlines()
+    named = [line for line in lines if not line.startswith("#")]
+    assert all(len(line.split("  ", 1)) == 2 for line in named)
+    assert len(named) < 20
+
+
+@pytest.mark.parametrize("file", [".ci/run"])
+def test_the_scripts_may_be_executed(file: str) -> None:
+    assert (ROOT / file).stat().st_mode & 0o100
