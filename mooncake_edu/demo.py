@@ -21,35 +21,35 @@ if TYPE_CHECKING:
     from mooncake_edu.model import Model
 
 WITHOUT, WITH = "without sharing", "with sharing"
-CACHE = 256 << 20  # bytes: several conversations of the default model fit, and the picture of it still shows something
+ROOM = 3  # an answer of broken characters can take this many times its tokens when it comes back in the next turn
+BLOCK = 16  # tokens
 QUICK = (2, 2, 12)  # conversations, turns, tokens an answer
 
 SYSTEM = """\
-You are the teaching assistant of a course on serving large language models. Answer each question in one or two \
-short, plain sentences, and say so when you do not know.
-Facts from the course that you can rely on:
-- A request has two phases. Prefill computes the whole prompt at once and gives the first token. Decode then makes \
-one token after the other.
-- For every token the model keeps keys and values of each layer, the KVCache. With it no token is computed twice.
-- The KVCache is cut into blocks of a few tokens, kept like pages of a computer's memory. A block table says which \
-blocks belong to a request.
-- Requests that begin with the same tokens can share the blocks of that beginning. It is then computed only once.
-- A block that nobody uses stays cached until its place is needed; the block that was not used for the longest time \
-goes first.
-- TTFT is the time to the first token: waiting plus prefill. TBT is the time between two tokens: one decode step.
-- A long prompt is prefilled in chunks, so that others' decode steps need not wait for all of it.
-Never invent numbers. Be kind to beginners, and prefer an example from daily life to a formula."""
-"""What every conversation begins with: about 250 tokens, as services really have them."""
+You are the kitchen helper of a small cooking school. Answer each question in one or two short, friendly sentences, \
+for people who cook for the first time. Use things that most kitchens have, and name amounts in grams, spoons or cups.
+House rules that you always keep in mind:
+- Wash your hands before you begin and after touching raw meat, fish or eggs.
+- Use one cutting board for raw meat and another one for vegetables and bread.
+- Chicken is done when its juices run clear and no part of it is pink. Leftovers go into the fridge within two hours \
+and are eaten within three days.
+- Water for pasta should taste a little salty: one spoon of salt for two litres. Rice takes two cups of water for one \
+cup of rice and fifteen minutes on a low heat under a lid.
+- Bread dough rests in a warm place until it is twice as large. An oven needs ten minutes to become hot.
+- If someone names an allergy, say clearly which ingredients to leave out, and offer something to use instead.
+When you do not know an answer, say so and suggest asking the teacher. Never recommend food that may be spoiled. Be \
+patient, praise good ideas, and keep every answer short."""
+"""What every conversation begins with: a few hundred tokens, as services really have them."""
 
 TOPICS = (
-    ("What is a KVCache?", "Why does it grow with the prompt?", "What is a block table?",
-     "What happens when the memory is full?", "Can you compare it with a library?"),
-    ("What is the difference between prefill and decode?", "Which of the two makes the first token?",
-     "Why is a long prompt cut into chunks?", "Which one uses the memory more?", "Can you give me an example?"),
-    ("When can two requests share blocks?", "Why must the beginning be the same?", "What does that save?",
-     "Which block is removed first?", "Does sharing change the answers?"),
-    ("What does TTFT mean?", "And what is TBT?", "Which one does a reader notice more?",
-     "How can a service make TTFT shorter?", "Why not always use bigger batches?"),
+    ("How do I cook rice?", "How much water do I need?", "What can I eat with it?",
+     "How long can I keep the rest?", "Can I fry it the next day?"),
+    ("How do I make a simple tomato soup?", "Can I use tomatoes from a can?", "How do I make it less sour?",
+     "What bread goes well with it?", "Can I freeze it?"),
+    ("How do I boil an egg?", "How long does a soft one take?", "How do I peel it?",
+     "What can I make from two eggs?", "How do I know that an egg is fresh?"),
+    ("How do I bake bread?", "Why must the dough rest?", "How hot should the oven be?",
+     "How do I know that it is done?", "How do I keep it fresh?"),
 )  # fmt: skip
 """Questions of one conversation each, in order."""
 
@@ -62,6 +62,13 @@ class Conversation:
     questions: list[str]
     messages: list[dict[str, str]] = field(default_factory=lambda: [{"role": "system", "content": SYSTEM}])
     asked: int = 0
+
+    def blocks(self, model: Model, sampling: SamplingParams) -> int:
+        """Blocks that surely hold all of it, so that no run has to evict anything."""
+        asked = [{"role": "user", "content": question} for question in self.questions]
+        said = [turn for message in asked for turn in (message, {"role": "assistant", "content": "."})]
+        longest = len(model.tokenizer.chat([*self.messages[:1], *said])) + ROOM * len(asked) * sampling.max_tokens
+        return -(-longest // BLOCK)
 
     def ask(self, model: Model, sampling: SamplingParams) -> Request:
         """The request of the next turn: all that was said, and the next question."""
@@ -106,7 +113,8 @@ def serve(
     from mooncake_edu.engine import Engine
 
     run = Run(name, conversations=talks)
-    engine = Engine(model, EngineConfig(memory=CACHE, prefix_sharing=name == WITH), log=run.log)
+    blocks = len(talks) * max(talk.blocks(model, sampling) for talk in talks)
+    engine = Engine(model, EngineConfig(blocks=blocks, block_size=BLOCK, prefix_sharing=name == WITH), log=run.log)
     talking: dict[str, Conversation] = {}
     texts: dict[str, str] = {}
 

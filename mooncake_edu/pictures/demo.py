@@ -51,14 +51,20 @@ def print_tables(runs: Mapping[str, Run], console: Console) -> None:
     from rich.table import Table as RichTable
 
     names, logs = list(runs), [run.log for run in runs.values()]
-    table = RichTable(box=box.SIMPLE_HEAD, title="Each request", title_justify="left", title_style="bold")
+    table = RichTable(box=box.SIMPLE_HEAD, title="Each request: tokens, and times in ms", title_justify="left",
+                      title_style="bold", collapse_padding=True, pad_edge=False)  # fmt: skip
     for number, column in enumerate(REQUEST_COLUMNS):
-        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
+        heading = column.removesuffix(" tokens").replace(" ms ", "\n")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True, vertical="bottom")
     for row in request_rows(logs):
-        table.add_row(*(cell if isinstance(cell, str) else f"{cell:,.0f}" for cell in row))
+        table.add_row(*(cell if isinstance(cell, str) else _whole(cell) for cell in row))
     console.print(table)
-    console.print("Tokens: prompt, reused of it in the second run, output. TTFT: time to the first token. TBT: mean of "
-                  "the slowest tenth of the times between tokens.", style="dim", highlight=False)  # fmt: skip
+    console.print(
+        "reused: prompt tokens that the run with sharing found in its cache. TTFT: time to the first token. TBT: time "
+        "between two tokens, the mean of the slowest tenth.",
+        style="dim", highlight=False,
+    )  # fmt: skip
+    console.print()
     table = RichTable(box=box.SIMPLE_HEAD, title="In all", title_justify="left", title_style="bold")
     table.add_column("")
     for name in (*names, "change"):
@@ -68,11 +74,15 @@ def print_tables(runs: Mapping[str, Run], console: Console) -> None:
     console.print(table)
 
 
+def _whole(value: float) -> str:
+    return "-" if value != value else f"{value:,.0f}"
+
+
 def _plain(value: float) -> str:
     return "-" if value != value else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
-REQUEST_COLUMNS = ("request", "prompt tokens", "of it reused", "output tokens", "TTFT ms without", "TTFT ms with",
+REQUEST_COLUMNS = ("request", "prompt tokens", "reused tokens", "output tokens", "TTFT ms without", "TTFT ms with",
                    "TBT ms without", "TBT ms with")  # fmt: skip
 
 
@@ -124,9 +134,9 @@ def _lead(logs: Mapping[str, EventLog], model: str) -> str:
     computed, hit, time, ttft, _ = totals(list(logs.values()))
     return (
         f"The model {model} answered the same questions twice. Without sharing it computed {computed.values[0]:,.0f} "
-        f"prompt tokens, with sharing {computed.values[1]:,.0f}: {hit.values[1]:.0f} % of the prompt tokens were in the "
-        f"KVCache already. The mean time to the first token went from {ttft.values[0]:,.0f} to {ttft.values[1]:,.0f} "
-        f"ms, the total time from {time.values[0]:.1f} to {time.values[1]:.1f} s."
+        f"prompt tokens, with sharing {computed.values[1]:,.0f}: {hit.values[1]:.0f} % of the prompt tokens were in "
+        f"the KVCache already. The mean time to the first token went from {ttft.values[0]:,.0f} to "
+        f"{ttft.values[1]:,.0f} ms, the total time from {time.values[0]:.1f} to {time.values[1]:.1f} s."
     )
 
 
@@ -156,6 +166,7 @@ def _findings(logs: Mapping[str, EventLog]) -> list[Section]:
 
 
 def _details(logs: Mapping[str, EventLog]) -> list[Section]:
+    longest = 1.02 * max(duration(log.requests()) for log in logs.values())  # one scale, so that lengths compare
     return [
         Section(
             "Who did what when",
@@ -164,7 +175,7 @@ def _details(logs: Mapping[str, EventLog]) -> list[Section]:
                 "for every answer under way, and computes a chunk of the prompts that are new. A diamond marks where a "
                 "prefill began with tokens from the cache.",
             ],
-            [_named(timeline(log), name) for name, log in logs.items()],
+            [_named(timeline(log), name, longest) for name, log in logs.items()],
         ),
         Section(
             "What the KVCache held",
@@ -173,7 +184,7 @@ def _details(logs: Mapping[str, EventLog]) -> list[Section]:
                 "sharing they stay, marked as cached, until a new request needs the space: the next turn finds them "
                 "there.",
             ],
-            [_named(memory(log), name) for name, log in logs.items()],
+            [_named(memory(log), name, longest) for name, log in logs.items()],
         ),
         Section(
             "Each request in numbers",
@@ -182,10 +193,11 @@ def _details(logs: Mapping[str, EventLog]) -> list[Section]:
     ]
 
 
-def _named(figure: go.Figure, name: str) -> go.Figure:
-    """The figure of one run, with the run's name in its title and text."""
+def _named(figure: go.Figure, name: str, longest: float) -> go.Figure:
+    """The figure of one run, with the run's name in its title and text, over as much time as that of the other."""
     meta = dict(figure.layout.meta)
     title = f"{figure.layout.title.text}, {name}"
+    figure.update_xaxes(range=[0, longest])
     return figure.update_layout(title_text=title, meta=meta | {"alt": f"{title}. {meta['finding']}"})
 
 

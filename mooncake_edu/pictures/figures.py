@@ -23,6 +23,11 @@ from mooncake_edu.pictures.palette import (
 )
 
 ROW = 30  # pixels of one request in a timeline
+LATENCIES = {
+    "ttft": ("Time to the first token", "TTFT"),
+    "tbt": ("Time between tokens (mean of the slowest tenth)", "TBT"),
+    "e2e": ("Time to the last token", "end-to-end time"),
+}
 SPANS: dict[Kind, Paint] = {
     Kind.QUEUED: WAITING,
     Kind.WAIT: WAITING._replace(label="waiting for a neighbour's KVCache", pattern="+"),
@@ -135,11 +140,8 @@ def memory(log: EventLog, instance: int = 0) -> go.Figure:
     ):
         figure.add_scatter(
             x=steps.end - zero, y=blocks[name], name=paint.label, stackgroup="blocks", mode="lines",
-            line={"shape": "hv", "width": 1, "color": paint.colour},
-            fillpattern={"shape": paint.pattern, "fgcolor": paint.colour, "size": 8, "solidity": 0.35}
-            if paint.pattern
-            else None,
-            fillcolor=paint.colour,
+            line={"shape": "hv", "width": 1.5, "color": paint.colour}, fillcolor=paint.colour,
+            fillpattern=_area(paint) if paint.pattern else None,
             hovertemplate="%{y} blocks " + paint.label + "<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(title="time since the first request (s)", rangemode="tozero")
@@ -160,11 +162,7 @@ def _memory_finding(steps: int, blocks: Mapping[str, Ints]) -> str:
 
 def latency_bars(logs: Mapping[str, EventLog], column: str = "ttft") -> go.Figure:
     """`ttft`, `tbt` or `e2e` of each request, in milliseconds, one bar per run; requests of one name stand together."""
-    what = {
-        "ttft": "time to first token",
-        "tbt": "time between tokens, slowest tenth",
-        "e2e": "time to the last token",
-    }[column]
+    title, short = LATENCIES[column]
     figure, means = go.Figure(), {}
     tables = {name: log.requests() for name, log in logs.items()}
     for (name, table), paint in zip(tables.items(), _series(len(tables)), strict=True):
@@ -174,10 +172,10 @@ def latency_bars(logs: Mapping[str, EventLog], column: str = "ttft") -> go.Figur
         )  # fmt: skip
         means[name] = table.mean(column) * 1e3
     figure.update_layout(barmode="group", height=400)
-    figure.update_yaxes(title=f"{what} (ms)", rangemode="tozero")
+    figure.update_yaxes(title=f"{short} (ms)", rangemode="tozero")
     figure.update_xaxes(type="category", tickangle=-40)
     said = "; ".join(f"{name}: {mean:.0f} ms" for name, mean in means.items())
-    return _finish(figure, what.capitalize() + " of each request", f"Mean {what}: {said}.")
+    return _finish(figure, f"{title} of each request", f"Mean {short}: {said}.")
 
 
 def _series(count: int) -> Sequence[Paint]:
@@ -202,6 +200,11 @@ def _marker(paint: Paint) -> dict[str, object]:
             "solidity": 0.25,
         }  # fmt: skip
     return marker
+
+
+def _area(paint: Paint) -> dict[str, object]:
+    return {"shape": paint.pattern, "fillmode": "replace", "fgcolor": paint.colour, "bgcolor": "rgba(0,0,0,0)",
+            "size": 8, "solidity": 0.45}  # fmt: skip
 
 
 def _percent(share: float) -> str:

@@ -82,7 +82,7 @@ def _section(number: int, section: Section) -> str:
 
 def _figure(name: str, figure: go.Figure) -> str:
     """A figure whose heading and finding are text of the page, so that they can be read, searched and read aloud."""
-    shown = go.Figure(figure).update_layout(title=None, margin_t=70)
+    shown = go.Figure(figure).update_layout(title=None, margin_t=36)
     drawn = shown.to_html(
         full_html=False,
         include_plotlyjs=False,
@@ -120,7 +120,8 @@ def _cells(row: Sequence[Cell], side: Sequence[str]) -> str:
 def _number(value: float) -> str:
     if value != value:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    decimals = 0 if isinstance(value, int) or value == 0 or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{decimals}f}"
 
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -150,7 +151,9 @@ table {{ border-collapse: collapse; min-width: 100%; font-size: .95rem; font-var
 caption {{ text-align: left; font-weight: 600; padding-bottom: .5rem; }}
 th, td {{ padding: .4rem .8rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }}
 tbody th {{ font-weight: 500; white-space: nowrap; }}
-th.n, td.n {{ text-align: right; white-space: nowrap; }}
+th.n, td.n {{ text-align: right; }}
+td.n {{ white-space: nowrap; }}
+@media (max-width: 40rem) {{ figure {{ padding: .75rem .5rem; }} th, td {{ padding: .4rem; }} }}
 .js-plotly-plot :is(.xtick, .ytick, .legend, .g-xtitle, .g-ytitle) text {{ fill: var(--ink) !important; }}
 .js-plotly-plot .gridlayer path {{ stroke: var(--line) !important; }}
 @media print {{ figure, tr {{ break-inside: avoid; }} nav {{ display: none; }} }}
