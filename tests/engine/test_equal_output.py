@@ -109,9 +109,7 @@ def test_a_fork_continues_as_its_own_prompt_would_and_its_origin_as_if_alone(eng
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 16, 512])
 def test_every_block_size_from_1_to_512_gives_the_same_tokens(block_size: int) -> None:
-    asked = [
-        Request(str(n), COMMON[: 60 + n], SamplingParams(max_tokens=9, ignore_eos=True)) for n in range(4)
-    ]
+    asked = [Request(str(n), COMMON[: 60 + n], SamplingParams(max_tokens=9, ignore_eos=True)) for n in range(4)]
     engine = small_engine(block_size=block_size, blocks=4 * -(-80 // block_size))
     assert served(engine, asked) == expected(asked)
 

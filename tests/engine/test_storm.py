@@ -1,4 +1,4 @@
-"""Whatever users do in whatever order: no block is lost, every request ends once, and the record tells what happened."""
+"""Whatever users do in whatever order: no block is lost, every request ends once, and the record tells it all."""
 
 from __future__ import annotations
 
