@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ def slice_of_a_larger_buffer(size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", [plain, shared, registered, slice_of_a_larger_buffer])
-def test_pages_are_views_of_the_memory_handed_in(kind: type) -> None:
+def test_pages_are_views_of_the_memory_handed_in(kind: Callable[[int], Tensor]) -> None:
     check_memory(kind(BLOCKS * LAYOUT.nbytes))
 
 

@@ -191,10 +191,10 @@ def after_a_duplicate_of_the_head_whose_fork_outlives_both(node: Node, prompt: r
     fork = other.fork()
     node.publish(one, prompt[:4])
     node.publish(other, prompt)
-    one.release()
+    node.publish(one, prompt)
     other.release()
+    one.release()
     fork.release()
-    node.run(prompt).release()
 
 
 HISTORIES = (
