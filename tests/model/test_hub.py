@@ -243,7 +243,7 @@ def test_waiting_for_another_process_has_a_limit(server: FakeHub, start: Start) 
     server.delay = 0.5
     start()
     wait_for_download(server)
-    with pytest.raises(ModelError, match=r"another process still fetches someone--small after 0.2 s"):
+    with pytest.raises(ModelError, match=r"another process has been fetching someone--small for 0.2 s"):
         hub.fetch(REPO, lock_timeout=0.2)
 
 
