@@ -48,6 +48,7 @@ clean: ## Remove the environment and all caches of tools, but no fetched model
 	rm -rf $(VENV) .peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# --no-compile: Python compiles the modules that are used when they are first used.
 # --clear: after a failed or interrupted installation the next one starts from nothing.
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11, 3.12 or 3.13 found: install one, or name it with PYTHON=..." >&2; exit 1; }
@@ -56,5 +57,5 @@ $(READY): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "make: $(PYTHON) cannot make virtual environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
 	"$(PYTHON)" -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@

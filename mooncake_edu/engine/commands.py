@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 from mooncake_edu.config import SIZES, Config, EngineConfig, ModelSection
 from mooncake_edu.engine import Engine
-from mooncake_edu.errors import UserError
+from mooncake_edu.errors import ConfigError, UserError
 from mooncake_edu.model import Model, hub, load
 from mooncake_edu.model.commands import progress_bar
 from mooncake_edu.model.tokenizer import Message
@@ -203,7 +204,19 @@ def open_engine(config: str | None, model: dict[str, Any], engine: dict[str, Any
     sizing = {"memory": None, "blocks": None} if "memory" in engine else {}
     settled = EngineConfig(**base.engine.model_dump() | sizing | engine)
     wanted = ModelSection(**base.model.model_dump() | model)
-    return Engine(open_model(wanted, may_be_tiny=config is None and "name" not in model), settled)
+    opened = open_model(wanted, may_be_tiny=config is None and "name" not in model)
+    require_room(opened, settled)
+    return Engine(opened, settled)
+
+
+def require_room(model: Model, config: EngineConfig) -> None:
+    """Raises ConfigError if the KVCache takes more memory than is free; a promise of memory is not memory."""
+    shape = model.config
+    token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.decoder.dtype.itemsize
+    needed = config.count_blocks(token_bytes) * config.block_size * token_bytes
+    free = psutil.virtual_memory().available if model.decoder.device.type == "cpu" else needed
+    if needed > free:
+        raise ConfigError(f"engine.memory: a KVCache of {needed} bytes is more than the {free} free: give less")
 
 
 def plain_number(text: str) -> int | str:

@@ -79,6 +79,7 @@ def test_options_override_the_configuration(run: Run, tmp_path: Path) -> None:
         (["--block-size", "0"], ["block_size 0", "from 1 to 512"]),
         (["--block-size", "513"], ["block_size 513", "from 1 to 512"]),
         (["--memory", "1"], ["memory 1 ", "131072 bytes"]),
+        (["--memory", "900 TiB"], ["KVCache of 989560464998400 bytes", "give less"]),
         (["--memory", "much"], ["memory 'much'", '"1 GiB"']),
         (["--token-budget", "3"], ["token_budget 3", "max_batch 16"]),
         (["--dtype", "int8"], ["dtype 'int8'", "float32, bfloat16, float16"]),
