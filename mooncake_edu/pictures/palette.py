@@ -13,13 +13,13 @@ class Paint(NamedTuple):
     pattern: str
 
 
-COMPUTED = Paint("computed", "#1F77C9", "")
-REUSED = Paint("reused", "#0B9A6F", "/")
-FREE = Paint("free", "#868B94", ".")
-MOVING = Paint("moving", "#C27A00", "x")
-EVICTED = Paint("evicted", "#D4500C", "\\")
-WAITING = Paint("waiting", "#868B94", "-")
-DECODED = Paint("decoding", "#A85BC0", "|")
+COMPUTED = Paint("computed", "#1B64EA", "")
+REUSED = Paint("reused", "#15A772", "/")
+FREE = Paint("free", "#666E7B", ".")
+MOVING = Paint("moving", "#C88101", "x")
+EVICTED = Paint("evicted", "#C02C2F", "\\")
+WAITING = Paint("waiting", "#666E7B", "-")
+DECODED = Paint("decoding", "#C054C3", "|")
 SERIES = (COMPUTED, REUSED, MOVING, DECODED, EVICTED)
 """For things that only need to differ, such as runs, in this order."""
 
