@@ -49,13 +49,13 @@ clean: ## Remove the environment and all caches of tools, but no fetched model
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --no-compile: Python compiles the modules that are used when they are first used.
-# --clear: after a failed or interrupted installation the next one starts from nothing.
+# Without a stamp, the last installation failed, or was another one: start from nothing. With an old one, update.
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11, 3.12 or 3.13 found: install one, or name it with PYTHON=..." >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || \
 		{ echo "make: $(PYTHON) is no Python 3.11, 3.12 or 3.13: name one with PYTHON=..." >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "make: $(PYTHON) cannot make virtual environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
-	"$(PYTHON)" -m venv --clear $(VENV)
+	"$(PYTHON)" -m venv $(if $(wildcard $@),,--clear) $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
