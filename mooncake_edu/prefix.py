@@ -237,7 +237,7 @@ class PrefixCache:
         return max(start, full)
 
     def clear(self) -> None:
-        """Forget every block, as when the weights change under the same name."""
+        """Forget every block, as when weights change under the same name; end the requests under way first."""
         for block in list(self._published):
             self._forget(block)
             self._pool.drop(block)

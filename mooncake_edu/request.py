@@ -102,7 +102,10 @@ def as_tokens(tokens: Sequence[int] | npt.NDArray[np.integer]) -> Tokens:
 
     Raises RequestError if a value is not an integer from 0 to 2**32 - 1 or there is more than one dimension.
     """
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except ValueError:
+        raise RequestError("token ids are rows of several lengths: pass one row of integers") from None
     if array.size == 0:
         array = array.astype(np.uint32)
     if array.ndim != 1 or array.dtype.kind not in "iu":

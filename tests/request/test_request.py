@@ -69,6 +69,7 @@ def test_a_request_needs_a_name() -> None:
         5,
         np.array([2**63], np.uint64),
         [2**70],
+        [[1, 2], [3]],
     ],
 )
 def test_what_is_no_row_of_token_ids_is_refused(bad: list[int]) -> None:
