@@ -1,4 +1,4 @@
-"""Under the layers: a compact decoder of the Llama family, its weights, tokenizers, sampling and attention over pages."""
+"""Under the layers: a decoder of the Llama family, its weights, tokenizers, sampling and attention over pages."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -39,7 +39,7 @@ class Cut:
         return self.layers.stop == self.total
 
     def share(self, what: str, count: int) -> range:
-        """This rank's equal run of `count` heads, channels or vocabulary rows; raises ModelError if they do not divide."""
+        """This rank's equal run of `count` heads, channels or rows; raises ModelError if they do not divide."""
         if count % self.size:
             raise ModelError(f"tensor parallel size {self.size} does not divide {count} {what}: choose a divisor")
         each = count // self.size
