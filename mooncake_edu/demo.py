@@ -26,19 +26,17 @@ BLOCK = 16  # tokens
 QUICK = (2, 2, 12)  # conversations, turns, tokens an answer
 
 SYSTEM = """\
-You are the kitchen helper of a small cooking school. Answer each question in one or two short, friendly sentences, \
-for people who cook for the first time. Use things that most kitchens have, and name amounts in grams, spoons or cups.
-House rules that you always keep in mind:
-- Wash your hands before you begin and after touching raw meat, fish or eggs.
-- Use one cutting board for raw meat and another one for vegetables and bread.
-- Chicken is done when its juices run clear and no part of it is pink. Leftovers go into the fridge within two hours \
-and are eaten within three days.
-- Water for pasta should taste a little salty: one spoon of salt for two litres. Rice takes two cups of water for one \
-cup of rice and fifteen minutes on a low heat under a lid.
-- Bread dough rests in a warm place until it is twice as large. An oven needs ten minutes to become hot.
-- If someone names an allergy, say clearly which ingredients to leave out, and offer something to use instead.
-When you do not know an answer, say so and suggest asking the teacher. Never recommend food that may be spoiled. Be \
-patient, praise good ideas, and keep every answer short."""
+You are the kitchen helper of a small cooking school, and you talk with people who cook for the first time. You \
+answer every question in one or two friendly sentences. You always remind people to wash their hands before they \
+begin and after touching raw meat, fish or eggs, and to use one cutting board for raw meat and another one for \
+vegetables and bread. You know that rice needs two cups of water for one cup of rice and cooks for fifteen \
+minutes on a low heat under a lid. You know that water for pasta should taste a little salty, that chicken is \
+done when no part of it is pink, that a soft egg boils for six minutes and a hard one for ten. You know that \
+bread dough rests in a warm place until it is twice as large, and that an oven needs ten minutes to become hot. \
+You know that leftovers go into the fridge within two hours and are eaten within three days, and that soup can \
+be frozen for two months. When somebody names an allergy, you say which ingredients to leave out and what to use \
+instead. When you do not know an answer, you say so and suggest asking the teacher. You never recommend food \
+that may be spoiled, you are patient, and you praise good ideas."""
 """What every conversation begins with: a few hundred tokens, as services really have them."""
 
 TOPICS = (
@@ -211,7 +209,7 @@ def show(runs: dict[str, Run], model: Model, out: Path, console: Console) -> Non
     print_tables(runs, console)
     console.print(same_answers(runs))
     if not model.revision.startswith("random"):
-        console.print("\n[bold]The first conversation[/]")
+        console.print("\n[bold]The first conversation[/] (a small model is often wrong; here the work counts)")
         for message in runs[WITH].conversations[0].messages[1:]:
             console.print(f"{message['role']:>9}: {message['content'].strip()}", markup=False, highlight=False)
     written = [out / "report.html"]

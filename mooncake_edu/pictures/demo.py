@@ -206,8 +206,12 @@ def _answers(runs: Mapping[str, Run]) -> Section:
     for talk in list(runs.values())[-1].conversations:
         said = [message["content"].strip() for message in talk.messages[1:]]
         rows += [[talk.name, question, answer] for question, answer in zip(said[::2], said[1::2], strict=True)]
-    return Section("The answers", [same_answers(runs)], tables=[Table("What was asked and answered",
-                   ["conversation", "question", "answer"], rows)])  # fmt: skip
+    note = (
+        "A model this small is often wrong, and answers end where their tokens run out. What counts here is the work "
+        "of serving it, which is the same for a large one."
+    )
+    table = Table("What was asked and answered", ["conversation", "question", "answer"], rows)
+    return Section("The answers", [same_answers(runs), note], tables=[table])
 
 
 WORDS = Section(

@@ -91,11 +91,10 @@ def _timeline_finding(table: RequestTable, zero: float) -> str:
     if not len(table):
         return "No request was recorded."
     ends = (table.arrival + table.e2e)[~np.isnan(table.e2e)]
-    took = f"; all that ended did so within {float(ends.max()) - zero:.2f} s" if ends.size else ""
-    return (
-        f"{len(table)} requests{took}. {int((table.cached > 0).sum())} of them found a part of their prompt in the "
-        f"cache, {_percent(table.hit_ratio())} of all prompt tokens."
-    )
+    done = f"{ends.size} of {len(table)} requests are done" + (f" by {ends.max() - zero:.1f} s" if ends.size else "")
+    hits = int((table.cached > 0).sum())
+    found = f"{hits} found a part of their prompt in the cache" if hits else "none found anything in the cache"
+    return f"{done}; {found}, {_percent(table.hit_ratio())} of all prompt tokens were reused."
 
 
 def tokens_side_by_side(logs: Mapping[str, EventLog]) -> go.Figure:
@@ -140,7 +139,7 @@ def memory(log: EventLog, instance: int = 0) -> go.Figure:
     ):
         figure.add_scatter(
             x=steps.end - zero, y=blocks[name], name=paint.label, stackgroup="blocks", mode="lines",
-            line={"shape": "hv", "width": 1.5, "color": paint.colour}, fillcolor=paint.colour,
+            line={"shape": "hv", "width": 0.5, "color": paint.colour}, fillcolor=paint.colour,
             fillpattern=_area(paint) if paint.pattern else None,
             hovertemplate="%{y} blocks " + paint.label + "<extra></extra>",
         )  # fmt: skip
@@ -174,8 +173,8 @@ def latency_bars(logs: Mapping[str, EventLog], column: str = "ttft") -> go.Figur
     figure.update_layout(barmode="group", height=400)
     figure.update_yaxes(title=f"{short} (ms)", rangemode="tozero")
     figure.update_xaxes(type="category", tickangle=-40)
-    said = "; ".join(f"{name}: {mean:.0f} ms" for name, mean in means.items())
-    return _finish(figure, f"{title} of each request", f"Mean {short}: {said}.")
+    said = "; ".join(f"{name} {mean:,.0f} ms" for name, mean in means.items())
+    return _finish(figure, f"{title}, per request", f"Mean {short}: {said}.")
 
 
 def _series(count: int) -> Sequence[Paint]:
@@ -204,7 +203,7 @@ def _marker(paint: Paint) -> dict[str, object]:
 
 def _area(paint: Paint) -> dict[str, object]:
     return {"shape": paint.pattern, "fillmode": "replace", "fgcolor": paint.colour, "bgcolor": "rgba(0,0,0,0)",
-            "size": 8, "solidity": 0.45}  # fmt: skip
+            "size": 8, "solidity": 0.15 if paint.colour == FREE.colour else 0.45}  # fmt: skip
 
 
 def _percent(share: float) -> str:

@@ -38,7 +38,7 @@ def test_a_log_continues_after_being_read(saved: Path) -> None:
 
 def test_nothing_is_left_where_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(UserError, match="taken cannot be written .*: choose another folder"):
+    with pytest.raises(UserError, match=r"taken cannot be written .*: choose another folder"):
         EventLog().save(tmp_path / "taken")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
