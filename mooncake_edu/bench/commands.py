@@ -65,7 +65,7 @@ def hash_(json: JsonOption = None, rounds: RoundsOption = 5, quick: QuickOption 
     from mooncake_edu.bench.hash import run
 
     require_writable(json)
-    show(run(1, tokens=2048, repeats=3) if quick else run(rounds), json)
+    show(run(1, tokens=2048, repeats=10) if quick else run(rounds), json)
 
 
 def show(report: Report, json: Path | None) -> None:

@@ -39,10 +39,13 @@ class Process:
         if ours:
             environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.getenv("PYTHONPATH")])])
         environment |= {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-        with log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
-            )
+        try:
+            with log.open("wb") as errors:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
+                )
+        except OSError as error:
+            raise BenchError(f"{name} cannot be started: {error}: run `make peers`") from None
 
     def __enter__(self) -> Self:
         return self
