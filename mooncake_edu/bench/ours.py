@@ -11,23 +11,34 @@ from mooncake_edu import __version__
 from mooncake_edu.bench.limits import matrix_rate, read_rate
 from mooncake_edu.bench.loads import BLOCK_SIZE
 from mooncake_edu.bench.peers.serve import Stopwatch, serve
-from mooncake_edu.config import EngineConfig
+from mooncake_edu.config import Config, EngineConfig
 from mooncake_edu.engine import Engine
 from mooncake_edu.kvcache import BlockLayout, PageTensors
-from mooncake_edu.model import load
+from mooncake_edu.model import Model
 from mooncake_edu.model.attention import Span, attention_for
+from mooncake_edu.model.config import ModelConfig
+from mooncake_edu.model.decoder import Decoder
+from mooncake_edu.model.parallel import whole
+from mooncake_edu.model.tokenizer import ByteTokenizer
+from mooncake_edu.model.weights import load_weights
 from mooncake_edu.request import Request, SamplingParams, as_tokens
 
-KVCACHE = 2 << 30
+KVCACHE = {"cpu": 2 << 30, "cuda": 8 << 30}  # bytes
 
 
 class Ours:
     """Greedy continuation of prompts as one continuous batch, with prefix sharing."""
 
-    def start(self, model: str, threads: int, seed: int = 0) -> dict[str, Any]:
-        """Load a model by folder or name, in float32."""
+    def start(self, model: str, threads: int, dtype: str, device: str, batch: int) -> dict[str, Any]:
+        """Load the model of a folder, without its tokenizer: the peers make no text of their tokens either."""
         torch.set_num_threads(threads)
-        self.engine = Engine(load(model, seed=seed), EngineConfig(memory=KVCACHE, block_size=BLOCK_SIZE))
+        config = ModelConfig.from_folder(model)
+        decoder = Decoder(config, load_weights(model, config, whole(config.layers), dtype, device))
+        served = Model(config, decoder, ByteTokenizer(), config.name, "")
+        settings = Config.size("gpu" if device == "cuda" else "cpu").engine.model_dump()
+        changes = {"memory": KVCACHE[device], "block_size": BLOCK_SIZE, "max_batch": batch}
+        self.engine = Engine(served, EngineConfig(**settings | changes))
+        self.dtype, self.device = decoder.dtype, device
         self.served = 0
         return {"versions": {"mooncake_edu": __version__, "torch": torch.__version__}}
 
@@ -50,14 +61,15 @@ class Ours:
         """How far apart the logits of two tokens are that may follow `tokens`."""
         decoder, shape = self.engine.model.decoder, self.engine.model.config
         layout = BlockLayout(shape.layers, shape.kv_heads, len(tokens), shape.head_dim, decoder.dtype)
-        pages = PageTensors(torch.zeros(layout.nbytes, dtype=torch.uint8), layout)
-        hidden = decoder.forward(torch.tensor(tokens), attention_for(pages.tensor, [Span([0], 0, len(tokens))]))
+        pages = PageTensors(torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.device), layout)
+        inputs = torch.tensor(tokens, device=self.device)
+        hidden = decoder.forward(inputs, attention_for(pages.tensor, [Span([0], 0, len(tokens))]))
         logits = decoder.logits(hidden[-1:])[0]
         return {"gap": abs(float(logits[first] - logits[second]))}
 
     def rates(self, size: int, nbytes: int) -> dict[str, Any]:
-        """What the hardware does at most: FLOP/s of float32 matrix products, bytes/s read from memory."""
-        return {"matrix": matrix_rate(size=size), "read": read_rate(nbytes=nbytes)}
+        """What the hardware does at most: FLOP/s of matrix products, bytes/s read from memory."""
+        return {"matrix": matrix_rate(self.dtype, self.device, size), "read": read_rate(self.device, nbytes)}
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class Report(BaseModel):
 
         peers = sorted({peer for row in self.rows for peer in row.peers})
         table = Table(title=f"bench {self.bench}", header_style="bold", box=None)
-        table.add_column("", no_wrap=True)
+        table.add_column("")
         table.add_column("unit", no_wrap=True)
         for name in ["ours", *peers, "limit", "of limit"]:
             table.add_column(name, justify="right", no_wrap=True)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from mooncake_edu.bench import commands
 from mooncake_edu.bench.peers.install import PEERS
@@ -77,6 +78,11 @@ def test_the_hash_bench_compares_arrays_and_lists_at_both_block_sizes(tmp_path: 
         (["engine", "--peers", "none", "--json", "nowhere/figures.json"], "nowhere/figures.json: is no file that can"),
         (["hash", "--json", "."], "--json .: is no file that can be written"),
         (["engine", "--peers", "none", "--model", "smolm2"], "model 'smolm2' is unknown"),
+        pytest.param(
+            ["engine", "--peers", "none", "--model", "tiny", "--device", "cuda"],
+            "device cuda is not there",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_measured(arguments: list[str], refusal: str) -> None:

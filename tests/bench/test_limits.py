@@ -47,7 +47,7 @@ def test_bytes_are_those_of_weights_and_pages() -> None:
 
 @pytest.mark.parametrize(("prompt", "left"), [(2048, 16), (2047, 15), (2049, 1), (10, 10)])
 def test_of_a_cached_prompt_only_what_no_full_block_before_the_last_token_holds_is_left(prompt: int, left: int) -> None:
-    bound = Limits(TINY, 16, compute=1.0, read=1.0)
+    bound = Limits(TINY, "float32", 16, compute=1.0, read=1.0)
     assert bound.prefill(Load(1, prompt, 1, again=True)) == limits.prefill_flops(TINY, prompt, prompt - left)
 
 

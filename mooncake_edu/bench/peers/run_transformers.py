@@ -14,12 +14,13 @@ from transformers import AutoModelForCausalLM, StaticCache
 class Peer:
     """Greedy continuation of prompts of one length, computed together."""
 
-    def start(self, model: str, threads: int) -> dict[str, Any]:
-        """Load the model of a folder in float32."""
+    def start(self, model: str, threads: int, dtype: str, device: str, batch: int) -> dict[str, Any]:
+        """Load the model of a folder; `batch` is the largest that will come."""
         torch.set_num_threads(threads)
+        self.device = device
         self.model = AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
-        ).eval()
+            model, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
+        ).to(device)
         return {"versions": {"transformers": transformers.__version__, "torch": torch.__version__}}
 
     @torch.inference_mode()
@@ -27,7 +28,7 @@ class Peer:
         """Continue the prompts by `max_tokens` each; logits of last tokens only."""
         watch = Stopwatch(len(prompts))
         cache = StaticCache(config=self.model.config, max_cache_len=len(prompts[0]) + max_tokens)
-        tokens = torch.tensor(prompts)
+        tokens = torch.tensor(prompts, device=self.device)
         for _ in range(max_tokens):
             logits = self.model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
             tokens = logits[:, -1].argmax(-1, keepdim=True)

@@ -12,8 +12,10 @@ BLOCK_SIZE = 32  # its attention on CPUs works on multiples of 32 tokens; a smal
 class Peer:
     """Greedy continuation of prompts as one continuous batch."""
 
-    def start(self, model: str, threads: int) -> dict[str, Any]:
-        """Load the model of a folder in float32; the environment must be set before vllm is imported."""
+    def start(self, model: str, threads: int, dtype: str, device: str, batch: int) -> dict[str, Any]:
+        """Load the model of a folder; the environment must be set before vllm is imported."""
+        if device != "cpu":
+            raise ValueError(f"device {device}: this build of vllm knows CPUs only")
         cores = sorted(os.sched_getaffinity(0))[:threads]
         os.environ.update(
             VLLM_CPU_KVCACHE_SPACE=str(KVCACHE_GIB),
@@ -27,10 +29,11 @@ class Peer:
 
         self.engine = vllm.LLM(
             model=model,
-            dtype="float32",
+            skip_tokenizer_init=True,
+            dtype=dtype,
             seed=0,
             max_model_len=4096,
-            max_num_seqs=16,
+            max_num_seqs=batch,
             block_size=BLOCK_SIZE,
             enable_prefix_caching=True,
             disable_log_stats=True,
