@@ -66,6 +66,8 @@ class SamplingParams:
             raise RequestError("top_p 0 leaves no token: use a value above 0, or temperature 0 for greedy")
         if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
             raise RequestError(f"stop {self.stop!r} is not a sequence of strings: pass ('text',)")
+        if not all(isinstance(token, int) and token >= 0 for token in self.stop_tokens):
+            raise RequestError(f"stop_tokens {sorted(self.stop_tokens, key=str)}: token ids are whole numbers from 0")
         if "" in self.stop:
             raise RequestError("stop '' would match everywhere: drop the empty stop string")
 

@@ -24,6 +24,7 @@ NAN, INF = float("nan"), float("inf")
         *[("temperature", bad) for bad in (NAN, INF, -INF, -0.1, 100.5, "hot", None, True)],
         *[("top_p", bad) for bad in (NAN, INF, -0.1, 1.1, 0, 0.0, None)],
         *[("stop", bad) for bad in ("end", ("",), ("a", ""), (1,), (b"end",))],
+        *[("stop_tokens", bad) for bad in (frozenset({-1}), frozenset({"a"}), frozenset({1.5}))],
     ],
 )
 def test_a_sampling_value_that_cannot_work_is_refused_in_one_line_with_its_name(
