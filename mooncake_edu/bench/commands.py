@@ -87,15 +87,10 @@ def hash_(json: JsonOption = None, rounds: RoundsOption = 5, quick: QuickOption 
 
 def show(report: Report, json: Path | None) -> None:
     """Print a report, and write it where it is to be kept."""
-    from rich.console import Console
-
-    console = Console()
-    console.print(report.table())
-    for remark in report.remarks():
-        console.print(remark, highlight=False)
+    report.show()
     if json is not None:
         report.save(json)
-        console.print(f"written to {json}", highlight=False)
+        print(f"written to {json}")
 
 
 def choose_peers(names: str, folder: Path, device: str = Device.CPU) -> list[Peer]:

@@ -23,7 +23,7 @@ from mooncake_edu.model.tokenizer import ByteTokenizer
 from mooncake_edu.model.weights import load_weights
 from mooncake_edu.request import Request, SamplingParams, as_tokens
 
-KVCACHE = {"cpu": 2 << 30, "cuda": 8 << 30}  # bytes
+KVCACHE = {"cpu": 2 << 30, "cuda": 4 << 30}  # bytes
 
 
 class Ours:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+PAGE = 132
+"""Characters a line where no terminal says how many."""
+
+
 class BenchError(UserError):
     """A bench cannot be run as asked, or its results cannot be kept."""
 
@@ -94,6 +98,17 @@ class Report(BaseModel):
             limit = ["", ""] if row.limit is None or share is None else [_figure(row.limit), f"{share:.0%}"]
             table.add_row(row.what, row.unit, _figure(row.ours), *figures, *limit)
         return table
+
+    def show(self) -> None:
+        """Print the table and the remarks, in a width of its own where there is no terminal."""
+        from rich.console import Console
+
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=PAGE)
+        console.print(self.table())
+        for remark in self.remarks():
+            console.print(remark, highlight=False)
 
     def remarks(self) -> list[str]:
         """What to print below the table: what each limit is, and the notes."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import stat
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from mooncake_edu.bench import commands
-from mooncake_edu.bench.peers.install import PEERS
 from mooncake_edu.bench.results import Report, Row
 from mooncake_edu.cli import app
 from mooncake_edu.errors import UserError
+from tests.bench.own_python import own_python
 
 
 def bench(*arguments: str) -> None:
@@ -23,14 +21,7 @@ def bench(*arguments: str) -> None:
 
 @pytest.fixture
 def peers(tmp_path: Path) -> Path:
-    """A folder in which transformers counts as installed, by way of this Python."""
-    peer = PEERS["transformers"]
-    python = peer.python(tmp_path)
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    (tmp_path / peer.name / "installed").write_text(peer.fingerprint())
-    return tmp_path
+    return own_python(tmp_path)
 
 
 def rows_of(path: Path) -> dict[str, Row]:
