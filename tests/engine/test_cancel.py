@@ -241,11 +241,11 @@ POISON = 200
 """A token whose embedding is not a number, in the model below."""
 
 
-def poisoned_model() -> Model:
+def poisoned_model(token: int = POISON) -> Model:
     weights = small_model().decoder.weights
     assert weights.embed is not None
     embed = weights.embed.clone()
-    embed[POISON] = float("nan")
+    embed[token] = float("nan")
     return dataclasses.replace(small_model(), decoder=Decoder(SMALL, dataclasses.replace(weights, embed=embed)))
 
 
@@ -276,6 +276,18 @@ def test_a_request_whose_logits_are_no_numbers_fails_alone(place: int, turn: int
         assert made[f"healthy{number}"] == plain(HEALTHY[number], healthy(number).sampling)
     table = engine.log.requests()
     assert table.complete.all() and len(engine.log.token_times("bad")) == 0 and counts(engine)[1] == 0
+
+
+def test_a_request_that_fails_while_it_decodes_keeps_the_tokens_it_made_and_so_does_its_record() -> None:
+    whole = plain(TEXT[:9], LONG)
+    place = next(n for n in range(3, 12) if whole[n] not in TEXT[:9] + whole[:n])
+    engine = small_engine(model=poisoned_model(whole[place]))
+    engine.submit(Request("bad", TEXT[:9], LONG))
+    outputs = drain(engine)
+    assert tokens_of(outputs) == {"bad": whole[: place + 1]} and reasons_of(outputs) == {"bad": [FinishReason.FAILED]}
+    table = engine.log.requests()
+    assert table.complete.all() and table.output[0] == place + 1 == len(engine.log.token_times("bad"))
+    assert counts(engine)[1] == 0
 
 
 @pytest.mark.parametrize("ends", ["fails", "is cancelled"])
