@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mooncake_edu.engine import Engine, Output
+from mooncake_edu.errors import RequestError
 from mooncake_edu.events import Kind
 from mooncake_edu.model import Model
 from mooncake_edu.model.attention import Attention
@@ -313,3 +314,24 @@ def test_memory_handed_in_by_the_caller_is_used_whatever_lies_in_it(shared: bool
     asked = [Request(str(n), TEXT[n : n + 3 + 7 * n], LONG) for n in range(5)]
     assert served(engine, asked) == {request.id: plain(request.prompt, LONG) for request in asked}
     assert (memory[-100:] == 255).all() and not (memory[:-100] == 255).all()
+
+
+def test_a_fork_in_the_middle_of_a_step_is_refused_and_can_be_made_after_it() -> None:
+    engine, decoder = watched_engine()
+    refused: list[str] = []
+
+    def meanwhile() -> None:
+        try:
+            engine.fork("first", "twin", LONG)
+        except RequestError as error:
+            refused.append(str(error))
+
+    engine.submit(Request("first", TEXT[:9], LONG))
+    outputs = engine.step()
+    decoder.meanwhile = meanwhile
+    outputs += engine.step()
+    assert refused == ["request first is in a step right now: fork it between two steps"]
+    decoder.meanwhile = lambda: None
+    twin = engine.fork("first", "twin", LONG)
+    made = tokens_of(outputs + drain(engine))
+    assert made == {"first": plain(TEXT[:9], LONG), "twin": plain(twin.prompt, LONG)}
