@@ -92,6 +92,17 @@ def test_two_parts_one_after_the_other_equal_the_whole(config: ModelConfig) -> N
 
 
 @families
+@pytest.mark.parametrize("rows", [1, 2, 3, 16, 64, 65, 100])
+def test_any_number_of_tokens_in_float32_is_close_to_float64(config: ModelConfig, rows: int) -> None:
+    exact, tokens = decoder_of(config), tokens_of(config, rows)
+    single = Decoder(config, random_weights(config, whole(config.layers)))
+    ours, theirs = (decoder.forward(tokens, DenseAttention(rows)) for decoder in (single, exact))
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(single.logits(ours), exact.logits(theirs), rtol=1e-4, atol=1e-4)
+
+
+@families
 def test_logits_are_float32_and_only_of_the_rows_asked_for(config: ModelConfig) -> None:
     decoder, tokens = decoder_of(config), tokens_of(config, 6)
     hidden = decoder.forward(tokens, DenseAttention(6))
