@@ -55,10 +55,11 @@ def attention_for(pages: Tensor, spans: Sequence[Span]) -> Attention:
 
 
 class TorchAttention(Attention):
-    """Gathers each sequence's pages into contiguous keys and values and lets torch's own attention do the rest.
+    """Torch's own attention over gathered pages.
 
-    All index arithmetic is done once for layer 0; another layer is a constant further on. Sequences with one new
-    token are computed together, those of similar length in one call; longer runs of new tokens one by one.
+    All index arithmetic is done once, for layer 0; in another layer everything lies a constant further on. Sequences
+    with one new token are computed together, those of similar length in one call; longer runs of new tokens one by
+    one.
     """
 
     def __init__(self, pages: Tensor, spans: Sequence[Span]) -> None:
@@ -72,20 +73,20 @@ class TorchAttention(Attention):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Attention."""
-        rows = layer * 2 * self.kv_heads
-        for offset, new in ((0, k), (self.kv_heads, v)):
-            slots = self._new_slots + (rows + offset) * self.block_size
-            self._slots.index_copy_(0, slots.view(-1), new.reshape(-1, new.shape[-1]))
+        first = layer * 2 * self.kv_heads  # this layer's rows of keys, and kv_heads further its rows of values
+        for row, new in ((first, k), (first + self.kv_heads, v)):
+            self._slots[row * self.block_size :].index_copy_(0, self._new_slots, new.reshape(-1, new.shape[-1]))
+        rows = self._rows[first:]
         if len(self._parts) == 1:
-            return self._parts[0].attend(self._rows, rows, q, k, v)
-        out = torch.empty_like(q)
+            return self._parts[0].attend(rows, q, k, v)
+        out = q.new_empty(q.shape)
         for part in self._parts:
             tokens = part.tokens
-            out[tokens] = part.attend(self._rows, rows, q[tokens], k[tokens], v[tokens])
+            out[tokens] = part.attend(rows, q[tokens], k[tokens], v[tokens])
         return out
 
     def _slots_of_new_tokens(self) -> Tensor:
-        """For every new token and head, the slot of its key in layer 0: [tokens, kv_heads]."""
+        """For every new token and head, the slot of its key in layer 0: [tokens * kv_heads]."""
         slots = []
         for span in self.spans:
             position = np.arange(span.start, span.stop)
@@ -93,7 +94,7 @@ class TorchAttention(Attention):
             blocks = np.asarray(span.blocks[first : last + 1])[position // self.block_size - first]
             slots.append(blocks * self._block_rows * self.block_size + position % self.block_size)
         heads = np.arange(self.kv_heads) * self.block_size
-        return _index(np.concatenate(slots)[:, None] + heads, self.pages)
+        return _index((np.concatenate(slots)[:, None] + heads).reshape(-1), self.pages)
 
     def _part(self, members: list[int]) -> Part:
         spans = [self.spans[member] for member in members]
@@ -105,71 +106,109 @@ class TorchAttention(Attention):
             tables[row, :used] = span.blocks[:used]
             tables[row, used:] = span.blocks[used - 1]  # masked; a foreign block could hold what is not a number
         heads = np.arange(2 * self.kv_heads).reshape(2, 1, self.kv_heads, 1)
-        rows = _index(tables[:, None, :] * self._block_rows + heads, self.pages)
+        rows = tables[:, None, :] * self._block_rows + heads
         tokens = np.concatenate([np.arange(starts[m], starts[m + 1]) for m in members])
-        kind: type[Part] = SingleTokens if spans[0].count == 1 else Chunk
-        return kind(_index(tokens, self.pages), rows, spans, width * self.block_size, self.pages)
+        return _kind(spans, self.pages)(_index(tokens, self.pages), rows, spans, self.pages)
 
 
 class Part(ABC):
     """Tokens of the step that attend in one call; `rows` [2, sequences, kv_heads, blocks] are theirs in layer 0."""
 
-    def __init__(self, tokens: Tensor, rows: Tensor, spans: Sequence[Span], length: int, pages: Tensor) -> None:
+    def __init__(self, tokens: Tensor, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
         self.tokens = tokens
-        self._index = rows
-        self._shape = (*rows.shape[:3], length, pages.shape[-1])
-        self._mask = self._mask_for(spans, length, pages)
+        self.block_size, self.head_dim = pages.shape[-2:]
+        self.length = rows.shape[3] * self.block_size
+        self.shape = (*rows.shape[:3], self.length, self.head_dim)
+        self.index = _index(rows.reshape(-1), pages)
+        self.prepare(rows, spans, pages)
 
-    def gather(self, rows: Tensor, offset: int) -> Tensor:
-        """Contiguous keys and values [2, sequences, kv_heads, length, head_dim]."""
-        return rows.index_select(0, (self._index + offset).view(-1)).view(self._shape)
-
-    @abstractmethod
-    def _mask_for(self, spans: Sequence[Span], length: int, pages: Tensor) -> Tensor | None:
-        """What is added to the scores to hide keys behind a query's position, or None if nothing is to be hidden."""
+    def gather(self, rows: Tensor) -> Tensor:
+        """Contiguous keys and values [2, sequences, kv_heads, length, head_dim] of one layer."""
+        return rows.index_select(0, self.index).view(self.shape)
 
     @abstractmethod
-    def attend(self, rows: Tensor, offset: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of this group's q [tokens, heads, head_dim], whose own k and v are in the pages already."""
+    def prepare(self, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
+        """Once a step: whatever else is the same in all layers."""
 
-
-class SingleTokens(Part):
-    """Sequences with one new token each: the query heads that share a KV head attend as if they were tokens."""
-
-    def _mask_for(self, spans: Sequence[Span], length: int, pages: Tensor) -> Tensor | None:
-        stops = np.array([span.stop for span in spans])
-        if (stops == length).all():
-            return None
-        return _additive((np.arange(length) < stops[:, None])[:, None, None, :], pages)
-
-    def attend(self, rows: Tensor, offset: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See Part."""
-        keys, values = self.gather(rows, offset)
-        grouped = q.view(q.shape[0], keys.shape[1], -1, q.shape[-1])
-        return scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask).reshape(q.shape)
+    @abstractmethod
+    def attend(self, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of q [tokens, heads, head_dim] in one layer; their own k and v are in the pages already."""
 
 
 class Chunk(Part):
     """One sequence with several new tokens: a chunk of its prompt."""
 
-    def _mask_for(self, spans: Sequence[Span], length: int, pages: Tensor) -> Tensor | None:
+    def prepare(self, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
+        """See Part."""
         (span,) = spans
-        self._alone = span.start == 0
-        if self._alone:
-            return None
         position = np.arange(span.start, span.stop)
-        return _additive(np.arange(length) <= position[:, None], pages)
+        allowed = np.arange(self.length) <= position[:, None]
+        self.mask = None if span.start == 0 else _additive(allowed, pages)
 
-    def attend(self, rows: Tensor, offset: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Part."""
         queries = q.transpose(0, 1)[None]
-        if self._alone:  # nothing before it in the pages: its own keys and values are all there is
+        if self.mask is None:  # nothing before it in the pages: its own keys and values are all there is
             keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
             out = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
         else:
-            keys, values = self.gather(rows, offset)
-            out = scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask, enable_gqa=True)
+            keys, values = self.gather(rows)
+            out = scaled_dot_product_attention(queries, keys, values, attn_mask=self.mask, enable_gqa=True)
         return out[0].transpose(0, 1)
+
+
+class SingleTokens(Part):
+    """Sequences with one new token each: the query heads that share a KV head attend as if they were tokens."""
+
+    def prepare(self, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
+        """See Part."""
+        stops = np.array([span.stop for span in spans])
+        hidden = (np.arange(self.length) < stops[:, None])[:, None, None, :]
+        self.mask = None if (stops == self.length).all() else _additive(hidden, pages)
+
+    def attend(self, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See Part."""
+        keys, values = self.gather(rows)
+        grouped = q.reshape(q.shape[0], keys.shape[1], -1, self.head_dim)
+        return scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask).reshape(q.shape)
+
+
+class SingleTokensOnCpu(Part):
+    """The same with half the copying: values are weighted and added up where they lie, as rows of an embedding bag."""
+
+    def prepare(self, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
+        """See Part."""
+        kv_heads = rows.shape[2]
+        self.index = _index(rows[0].reshape(-1), pages)  # only keys are gathered
+        slots = (rows[0][..., None] * self.block_size + np.arange(self.block_size)).reshape(-1, 1, self.length)
+        self.slots = slots.astype(np.int32)
+        stops = np.repeat([span.stop for span in spans], kv_heads)
+        self.mask = _additive((np.arange(self.length) < stops[:, None])[:, None], pages)
+        self.bags: tuple[Tensor, Tensor] | None = None
+
+    def attend(self, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See Part."""
+        kv_heads = k.shape[1]
+        keys = rows.index_select(0, self.index).view(-1, self.length, self.head_dim)
+        queries = q.reshape(len(keys), -1, self.head_dim)
+        scores = torch.baddbmm(self.mask, queries, keys.transpose(1, 2), alpha=self.head_dim**-0.5)
+        slots, starts = self.bags = self.bags or self._bags(queries.shape[1])
+        values = rows[kv_heads:].view(-1, self.head_dim)
+        weights = scores.softmax(dim=-1).view(-1)
+        return torch.embedding_bag(values, slots, starts, per_sample_weights=weights)[0].view(q.shape)
+
+    def _bags(self, group: int) -> tuple[Tensor, Tensor]:
+        """Slots of the values that each query head adds up, end to end, and where the slots of each begin."""
+        slots = np.broadcast_to(self.slots, (len(self.slots), group, self.length)).reshape(-1)
+        starts = np.arange(0, slots.size, self.length, dtype=np.int32)
+        return torch.from_numpy(slots), torch.from_numpy(starts)
+
+
+def _kind(spans: Sequence[Span], pages: Tensor) -> type[Part]:
+    """How these spans are computed: a chunk, or single tokens in the way that suits the device."""
+    if spans[0].count > 1:
+        return Chunk
+    return SingleTokensOnCpu if pages.device.type == "cpu" and pages.dtype == torch.float32 else SingleTokens
 
 
 def _group_by_length(spans: Sequence[Span], block_size: int) -> list[list[int]]:
