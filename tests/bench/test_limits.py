@@ -5,24 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from mooncake_edu.bench import limits
 from mooncake_edu.bench.figures import Limits
 from mooncake_edu.bench.loads import Load
-from mooncake_edu.kvcache import BlockLayout, PageTensors
+from mooncake_edu.kvcache import BlockLayout
 from mooncake_edu.model import random_model
-from mooncake_edu.model.attention import Span, attention_for
 from mooncake_edu.model.config import TINY
 
 
-def test_operations_are_those_that_torch_counts() -> None:
+def test_operations_are_those_that_torch_counts_in_transformers() -> None:
     tokens = 48
-    decoder = random_model(TINY).decoder
-    layout = BlockLayout(TINY.layers, TINY.kv_heads, tokens, TINY.head_dim, torch.float32)
-    pages = PageTensors(torch.zeros(layout.nbytes, dtype=torch.uint8), layout)
+    model = LlamaForCausalLM(LlamaConfig(**TINY.to_dict()))
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        hidden = decoder.forward(torch.arange(tokens), attention_for(pages.tensor, [Span([0], 0, tokens)]))
-        decoder.logits(hidden[-1:])
+        model(torch.arange(tokens)[None], logits_to_keep=1)
     counts = counter.get_flop_counts()["Global"]
     products = sum(count for name, count in counts.items() if "attention" not in str(name))
     attention = 4 * TINY.layers * TINY.heads * TINY.head_dim * tokens * (tokens + 1) // 2
