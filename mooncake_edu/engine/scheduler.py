@@ -173,7 +173,7 @@ class Scheduler:
                 continue
             table = BlockTable(self._pool, self._config.block_size, blocks)  # pins them: they cannot be reused now
             rest = sequence.length - table.length
-            if table.needs(rest) > self._pool.available - self._promised():
+            if table.needs(rest) > self._pool.available:
                 table.release()
                 self._enter(Phase.QUEUED, sequence, plan, now)
                 break
@@ -184,11 +184,6 @@ class Scheduler:
             self._schedule(plan, sequence, table, min(rest, spare), cached=table.length)
             spare -= min(rest, spare)
             under_way.update(sequence.chain.keys[len(blocks) :])
-
-    def _promised(self) -> int:
-        """Blocks that the batch's unfinished prompts will still take."""
-        tables = ((sequence.table, sequence.length - sequence.computed) for sequence in self.running)
-        return sum(table.needs(rest) for table, rest in tables if table)
 
     def _under_way(self) -> set[Key]:
         """Keys of the blocks that prompts in the batch are about to compute: whoever needs one next waits for it."""
