@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -97,6 +98,8 @@ def options(
 
 def main() -> None:
     """Run the command line and exit: 2 after a refusal of one line, 130 after Ctrl-C, silently into a closed pipe."""
+    if sys.stdout is None:  # closed before the start: what is said goes nowhere
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # open until the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
@@ -104,9 +107,16 @@ def main() -> None:
         status = _run()
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes standard output once more at exit, which must not meet the closed pipe again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         status = 1
+        _drop_output()
+    except OSError as error:
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise  # neither a place nor a full disk
+        place = "output" if error.filename is None else str(error.filename)
+        _refuse(f"{place[:200]} cannot be written or read ({error.strerror}): free space or choose another place")
+        status = 2
+        if error.filename is None:
+            _drop_output()
     sys.exit(status)
 
 
@@ -114,10 +124,19 @@ def _run() -> int:
     try:
         app(prog_name="mooncake-edu")
     except UserError as error:
-        print("mooncake-edu: " + " ".join(str(error).split()), file=sys.stderr)
+        _refuse(str(error))
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def _refuse(text: str) -> None:
+    print("mooncake-edu: " + " ".join(text.split()), file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Python flushes standard output once more at exit, which must not meet the closed pipe or full disk again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -13,7 +13,7 @@ import typer
 
 from mooncake_edu.errors import UserError
 from mooncake_edu.events import EventLog
-from mooncake_edu.request import Request, SamplingParams, as_tokens
+from mooncake_edu.request import FinishReason, Request, SamplingParams, as_tokens
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,7 +106,10 @@ def conversations(count: int, turns: int, seed: int) -> list[Conversation]:
 def serve(
     model: Model, name: str, talks: list[Conversation], sampling: SamplingParams, done: Callable[[], object]
 ) -> Run:
-    """Serves all conversations together in one batch, each turn after the turn before it; `done` is told of each."""
+    """Serves all conversations together in one batch, each turn after the turn before it; `done` is told of each.
+
+    Raises UserError if the model's answer is not numbers.
+    """
     from mooncake_edu.config import EngineConfig
     from mooncake_edu.engine import Engine
 
@@ -127,6 +130,8 @@ def serve(
         for output in engine.step():
             run.tokens[output.request_id] += output.tokens
             texts[output.request_id] += output.text
+            if output.finish is FinishReason.FAILED:
+                raise UserError(f"{model.name} computed logits that are not numbers: use another model")
             if output.finish is not None:
                 done()
                 if talking[output.request_id].answered(texts[output.request_id]):

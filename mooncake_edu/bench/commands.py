@@ -67,9 +67,9 @@ def engine(
     chosen = choose_peers(peers, peers_folder, device)
     setting = Setting(threads or usable_cores(), dtype, device)
     with tempfile.TemporaryDirectory() as scratch, progress_bar() as progress:
-        folder = model_folder(model, Path(scratch) / "model")
         place = logs or Path(scratch)
         place.mkdir(parents=True, exist_ok=True)
+        folder = model_folder(model, Path(scratch) / "model")
         size = QUICK if quick else GPU if device == Device.CUDA else FULL
         report = run(model, folder, chosen, peers_folder, rounds=1 if quick else rounds, setting=setting, size=size,
                      logs=place, progress=progress)  # fmt: skip

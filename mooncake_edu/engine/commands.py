@@ -256,6 +256,8 @@ def read_prompt(given: str | None) -> str:
 
 def read_lines(ask: str) -> Iterator[str]:
     """The user's lines up to /exit or the end; Ctrl-C while one is typed only drops that line."""
+    if sys.stdin is None:  # closed before the start
+        return
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):

@@ -199,7 +199,7 @@ def _through_transformers(folder: Path) -> dict[str, Any]:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds, none of them its own
         reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"{folder / 'config.json'} is refused by transformers: {reason}") from error
+        raise ModelError(f"{folder / 'config.json'} is refused by transformers ({reason}): mend it") from error
     return dict(config.to_dict())
 
 

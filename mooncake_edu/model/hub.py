@@ -89,11 +89,17 @@ def find(name: str) -> Entry:
 
 
 def models_folder() -> Path:
-    """Where fetched models are kept: in $MOONCAKE_EDU_CACHE, else in the user's cache."""
+    """Where fetched models are kept: in $MOONCAKE_EDU_CACHE, else in the user's cache.
+
+    Raises ModelError if the variable begins with the home of a user who is not there.
+    """
     from platformdirs import user_cache_path
 
     chosen = os.environ.get(CACHE_VARIABLE)
-    return (Path(chosen).expanduser() if chosen else user_cache_path("mooncake_edu")) / "models"
+    try:
+        return (Path(chosen).expanduser() if chosen else user_cache_path("mooncake_edu")) / "models"
+    except RuntimeError as error:
+        raise ModelError(f"{CACHE_VARIABLE} {chosen} is in no user's home: set it to a whole path") from error
 
 
 def folder_of(entry: Entry) -> Path:

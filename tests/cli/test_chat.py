@@ -148,3 +148,9 @@ def test_ctrl_d_leaves_and_a_terminal_gets_no_control_characters() -> None:
         screen.wait_for("you> ")
         screen.press("\x04")
         assert process.wait(timeout=120) == 0
+
+
+def test_without_standard_input_a_chat_ends_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    ended = run(*TINY)
+    assert (ended.status, ended.err) == (0, "")

@@ -110,3 +110,38 @@ def test_a_closed_pipe_ends_a_generation_quietly(spawn: Any) -> None:
         process.wait(timeout=240)
     assert process.returncode == 1
     assert err == b""
+
+
+@pytest.mark.parametrize("arguments", [["models", "list"], ["generate", "hi", "--model", "tiny", "--max-tokens", "2"]])
+def test_full_or_closed_output_is_no_traceback(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "mooncake_edu", *arguments]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "output cannot be written" in ended.stderr
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    ended = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate", "hi", "--model", "PLACE"], ["bench", "hash", "--quick", "--json", "PLACE"],
+     ["bench", "engine", "--quick", "--peers", "none", "--logs", "PLACE"]],
+)  # fmt: skip
+def test_a_place_that_no_system_can_have_is_refused_in_one_line(run: Run, arguments: list[str]) -> None:
+    place = "/tmp/" + "n" * 5000
+    ended = run(*(place if word == "PLACE" else word for word in arguments))
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert "nnn" in ended.err and "choose another" in ended.err
+
+
+@pytest.mark.parametrize("cache", ["/tmp/" + "n" * 5000, "~nobody-of-that-name/models"])
+@pytest.mark.parametrize("arguments", [["models", "list"], ["models", "path", "smollm2-135m"], ["doctor"]])
+def test_a_cache_that_cannot_be_is_refused_in_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, cache: str, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("MOONCAKE_EDU_CACHE", cache)
+    ended = run(*arguments)
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert cache[:20] in ended.err

@@ -6,6 +6,7 @@ import io
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mooncake_edu.config import EngineConfig
@@ -100,3 +101,19 @@ def test_an_empty_prompt_is_refused(run: Run) -> None:
     ended = run("generate", "", *TINY)
     assert ended.status == 2
     assert "the prompt is empty" in ended.err
+
+
+@pytest.mark.parametrize("command", [["generate", "hi"], ["demo", "--quick"], ["bench", "engine", "--peers", "none"]])
+def test_a_model_larger_than_the_free_memory_is_refused_before_any_is_taken(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]
+) -> None:
+    def allocate(*arguments: object, **options: object) -> None:
+        pytest.fail("memory was taken")
+
+    monkeypatch.chdir(tmp_path)
+    free = type(psutil.virtual_memory())
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free(10**12, 141 * 10**9, *[0] * (len(free._fields) - 2)))
+    monkeypatch.setattr("mooncake_edu.model.weights._fill_random", allocate)
+    ended = run(*command, "--model", "llama-70b")
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert "llama-70b: its weights in float32 take 282.2 GB, 141.0 GB of memory are free: use" in ended.err

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from mooncake_edu.demo import SYSTEM, TOPICS, WITH, WITHOUT, Run, conversations, serve, serve_both
+from mooncake_edu.errors import UserError
 from mooncake_edu.events import EventLog, Kind
 from mooncake_edu.model import Model, load
 from mooncake_edu.pictures.demo import change, print_tables, request_rows, same_answers, totals
@@ -154,3 +155,11 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_line_before_any_work(
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.count("\n") == 1 and str(tmp_path / "file" / "out") in result.stderr
     assert "choose another folder" in result.stderr
+
+
+def test_answers_that_are_not_numbers_are_refused() -> None:
+    broken = load("tiny")
+    assert broken.decoder.weights.norm is not None
+    broken.decoder.weights.norm.fill_(float("nan"))
+    with pytest.raises(UserError, match="tiny computed logits that are not numbers: use another model"):
+        serve(broken, WITH, conversations(1, 1, 0), SamplingParams(max_tokens=2), lambda: None)
