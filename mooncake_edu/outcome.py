@@ -175,7 +175,7 @@ def _loaded(indices: Ints, rows: Rows, started: Reals) -> Ints:
     load = rows.of(Kind.LOAD)
     owner = np.searchsorted(indices, load.request)
     tokens = np.zeros(indices.size, dtype=np.int64)
-    np.add.at(tokens, owner, np.where(load.start < started[owner], load.field(Kind.LOAD, "tokens"), 0))
+    np.add.at(tokens, owner, np.where(load.start <= started[owner], load.field(Kind.LOAD, "tokens"), 0))
     return tokens
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -31,10 +33,19 @@ class Linear:
         return linear(x, self.weight, self.bias)
 
 
+def packed_nbytes(weights: Iterable[Tensor], device: torch.device | str) -> int:
+    """Bytes of the second copies that these weights would get on a device."""
+    return sum(weight.nbytes for weight in weights if _gains(weight, torch.device(device)))
+
+
+def _gains(weight: Tensor, device: torch.device) -> bool:
+    wide = weight.dim() == 2 and weight.shape[0] >= 2 * weight.shape[1]
+    return wide and device.type == "cpu" and weight.dtype == torch.float32
+
+
 def _packed(weight: Tensor) -> Tensor | None:
-    """The weight in oneDNN's layout, or None where torch was built without it or it would not help."""
-    wide = weight.shape[0] >= 2 * weight.shape[1]
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not wide:
+    """The weight in oneDNN's layout, or None where it would not help or torch was built without it."""
+    if not _gains(weight, weight.device):
         return None
     try:
         with torch.no_grad():

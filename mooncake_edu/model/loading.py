@@ -12,6 +12,7 @@ from mooncake_edu.errors import ModelError
 from mooncake_edu.model import hub
 from mooncake_edu.model.config import ModelConfig
 from mooncake_edu.model.decoder import Decoder
+from mooncake_edu.model.linear import packed_nbytes
 from mooncake_edu.model.parallel import whole
 from mooncake_edu.model.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from mooncake_edu.model.weights import as_dtype, load_weights, random_weights
@@ -62,12 +63,15 @@ def random_model(config: ModelConfig, *, dtype: str | torch.dtype = "float32", d
 
 def require_memory(config: ModelConfig, dtype: str | torch.dtype, device: str) -> None:
     """Raises ModelError, before any is taken, unless the device has memory for all weights of a model."""
-    needed = random_weights(config, whole(config.layers), dtype, "meta").nbytes
+    weights = random_weights(config, whole(config.layers), dtype, "meta")
+    copies = packed_nbytes(weights.tensors(), device)
     kind = torch.device(device).type
     if kind == "meta":
         return  # it holds no values
     free = torch.cuda.mem_get_info(device)[0] if kind == "cuda" else psutil.virtual_memory().available
-    if needed > free:
+    if weights.nbytes + copies > free:
         name = str(as_dtype(dtype)).removeprefix("torch.")
-        raise ModelError(f"model {config.name}: its weights in {name} take {needed / 1e9:,.1f} GB, "
-                         f"{free / 1e9:,.1f} GB of memory are free: use a smaller model or dtype")  # fmt: skip
+        raise ModelError(
+            f"model {config.name}: its weights in {name} take {weights.nbytes / 1e9:,.1f} GB, their packed copies "
+            f"{copies / 1e9:,.1f}, {free / 1e9:,.1f} GB of memory are free: use a smaller model or dtype"
+        )

@@ -116,4 +116,5 @@ def test_a_model_larger_than_the_free_memory_is_refused_before_any_is_taken(
     monkeypatch.setattr("mooncake_edu.model.weights._fill_random", allocate)
     ended = run(*command, "--model", "llama-70b")
     assert (ended.status, ended.err.count("\n")) == (2, 1)
-    assert "llama-70b: its weights in float32 take 282.2 GB, 141.0 GB of memory are free: use" in ended.err
+    assert "llama-70b: its weights in float32 take 282.2 GB, their packed copies" in ended.err
+    assert "141.0 GB of memory are free: use" in ended.err

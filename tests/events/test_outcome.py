@@ -101,9 +101,8 @@ class Story:
             loaded = self.choice.choice((0, self.choice.randrange(target)))
             cached = self.choice.choice((0, self.choice.randrange(target - loaded)))
             if loaded:
-                self.log.add(
-                    Kind.LOAD, request=name, start=start - 0.1, end=start, tokens=loaded, bytes=loaded
-                )
+                begin = max(one.arrival, one.ready, start - 0.1)  # not before the preemption that made it needed
+                self.log.add(Kind.LOAD, request=name, start=begin, end=start, tokens=loaded, bytes=loaded)
             one.computed = cached + loaded
             if not one.started:
                 one.hit = one.computed
