@@ -114,16 +114,19 @@ class TorchAttention(Attention):
 class Part(ABC):
     """Tokens of the step that attend in one call; `rows` [2, sequences, kv_heads, blocks] are theirs in layer 0."""
 
+    gathered = 2
+    """Whether keys and values are gathered, or (1) only keys."""
+
     def __init__(self, tokens: Tensor, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
         self.tokens = tokens
         self.block_size, self.head_dim = pages.shape[-2:]
         self.length = rows.shape[3] * self.block_size
-        self.shape = (*rows.shape[:3], self.length, self.head_dim)
-        self.index = _index(rows.reshape(-1), pages)
+        self.shape = (self.gathered, *rows.shape[1:3], self.length, self.head_dim)
+        self.index = _index(rows[: self.gathered].reshape(-1), pages)
         self.prepare(rows, spans, pages)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Contiguous keys and values [2, sequences, kv_heads, length, head_dim] of one layer."""
+        """Contiguous keys and values [gathered, sequences, kv_heads, length, head_dim] of one layer."""
         return rows.index_select(0, self.index).view(self.shape)
 
     @abstractmethod
@@ -141,9 +144,10 @@ class Chunk(Part):
     def prepare(self, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
         """See Part."""
         (span,) = spans
-        position = np.arange(span.start, span.stop)
-        allowed = np.arange(self.length) <= position[:, None]
-        self.mask = None if span.start == 0 else _additive(allowed, pages)
+        self.mask: Tensor | None = None
+        if span.start:
+            position = np.arange(span.start, span.stop)
+            self.mask = _additive(np.arange(self.length) <= position[:, None], pages)
 
     def attend(self, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Part."""
@@ -176,12 +180,13 @@ class SingleTokens(Part):
 class SingleTokensOnCpu(Part):
     """The same with half the copying: values are weighted and added up where they lie, as rows of an embedding bag."""
 
+    gathered = 1
+
     def prepare(self, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
         """See Part."""
         kv_heads = rows.shape[2]
-        self.index = _index(rows[0].reshape(-1), pages)  # only keys are gathered
-        slots = (rows[0][..., None] * self.block_size + np.arange(self.block_size)).reshape(-1, 1, self.length)
-        self.slots = slots.astype(np.int32)
+        slots = rows[0][..., None] * self.block_size + np.arange(self.block_size)
+        self.slots = slots.reshape(-1, 1, self.length)
         stops = np.repeat([span.stop for span in spans], kv_heads)
         self.mask = _additive((np.arange(self.length) < stops[:, None])[:, None], pages)
         self.bags: tuple[Tensor, Tensor] | None = None
@@ -189,7 +194,7 @@ class SingleTokensOnCpu(Part):
     def attend(self, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Part."""
         kv_heads = k.shape[1]
-        keys = rows.index_select(0, self.index).view(-1, self.length, self.head_dim)
+        keys = self.gather(rows).view(-1, self.length, self.head_dim)
         queries = q.reshape(len(keys), -1, self.head_dim)
         scores = torch.baddbmm(self.mask, queries, keys.transpose(1, 2), alpha=self.head_dim**-0.5)
         slots, starts = self.bags = self.bags or self._bags(queries.shape[1])
@@ -200,7 +205,7 @@ class SingleTokensOnCpu(Part):
     def _bags(self, group: int) -> tuple[Tensor, Tensor]:
         """Slots of the values that each query head adds up, end to end, and where the slots of each begin."""
         slots = np.broadcast_to(self.slots, (len(self.slots), group, self.length)).reshape(-1)
-        starts = np.arange(0, slots.size, self.length, dtype=np.int32)
+        starts = np.arange(0, slots.size, self.length)
         return torch.from_numpy(slots), torch.from_numpy(starts)
 
 
