@@ -1,4 +1,4 @@
-"""What all tests share: which tests this machine cannot run, and how Hypothesis searches."""
+"""What all tests share: which tests this machine cannot run, how Hypothesis searches, and a real model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from mooncake_edu.model import hub
+from mooncake_edu.model.sources import Unavailable
 
 # Shared machines stall at times, which says nothing about the code; a run of CI can be repeated as it was.
 settings.register_profile("project", deadline=None, print_blob=True, derandomize="CI" in os.environ)
@@ -44,3 +47,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark, (present, reason) in NEEDS.items():
         if item.get_closest_marker(mark) and not present():
             pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct, fetched once into the user's cache."""
+    try:
+        return hub.fetch("smollm2-135m")
+    except Unavailable as error:
+        pytest.skip(f"SmolLM2-135M-Instruct cannot be fetched: {error}")

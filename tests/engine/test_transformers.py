@@ -12,8 +12,7 @@ import torch
 from mooncake_edu.config import EngineConfig
 from mooncake_edu.engine import Engine
 from mooncake_edu.events import Kind
-from mooncake_edu.model import Model, hub, load
-from mooncake_edu.model.sources import Unavailable
+from mooncake_edu.model import Model, load
 from mooncake_edu.request import SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -59,17 +58,8 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    """The folder of SmolLM2-135M-Instruct."""
-    try:
-        return hub.fetch("smollm2-135m")
-    except Unavailable as error:
-        pytest.skip(f"SmolLM2-135M-Instruct cannot be fetched: {error}")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Model:
-    return load(folder)
+def model(smollm2: Path) -> Model:
+    return load(smollm2)
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +68,11 @@ def prompts(model: Model) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def oracle(folder: Path) -> Any:
+def oracle(smollm2: Path) -> Any:
     """The same weights in transformers, which never ends a text by itself."""
     from transformers import AutoModelForCausalLM
 
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    theirs = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, local_files_only=True)
     theirs.generation_config.eos_token_id = None
     return theirs
 
