@@ -50,18 +50,19 @@ def timeline(log: EventLog, limit: int = 40) -> go.Figure:
         spans = spans.where(np.isin(spans.request, indices))
         if len(spans):
             lane = [lanes[index] for index in spans.request.tolist()]
-            _add_spans(figure, paint, lane, spans.start - zero, spans.end - spans.start)
+            add_spans(figure, paint, lane, spans.start - zero, spans.end - spans.start)
     _add_reuse(figure, log, table, names, zero)
     figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], title=None, type="category")
     figure.update_xaxes(title="time since the first request (s)", rangemode="tozero")
     figure.update_layout(barmode="overlay", height=170 + ROW * max(len(names), 3))
     left = f" (the first {limit} of {len(table)})" if len(table) > limit else ""
-    return _finish(figure, f"What each request did when{left}", _timeline_finding(table, zero))
+    return finish(figure, f"What each request did when{left}", _timeline_finding(table, zero))
 
 
-def _add_spans(figure: go.Figure, paint: Paint, lanes: list[str], begin: Reals, length: Reals) -> None:
+def add_spans(figure: go.Figure, paint: Paint, lanes: list[str], begin: Reals, length: Reals) -> None:
+    """Bars along time, each in its lane, from `begin` on for `length`, in seconds."""
     figure.add_bar(
-        orientation="h", y=lanes, base=begin, x=length, name=paint.label, marker=_marker(paint), width=0.62,
+        orientation="h", y=lanes, base=begin, x=length, name=paint.label, marker=bar_marker(paint), width=0.62,
         customdata=begin + length,
         hovertemplate="%{y}<br>" + paint.label + ": %{base:.3f} to %{customdata:.3f} s<extra></extra>",
     )  # fmt: skip
@@ -94,7 +95,7 @@ def _timeline_finding(table: RequestTable, zero: float) -> str:
     done = f"{ends.size} of {len(table)} requests are done" + (f" by {ends.max() - zero:.1f} s" if ends.size else "")
     hits = int((table.cached > 0).sum())
     found = f"{hits} found a part of their prompt in the cache" if hits else "none found anything in the cache"
-    return f"{done}; {found}, {_percent(table.hit_ratio())} of all prompt tokens were reused."
+    return f"{done}; {found}, {percent(table.hit_ratio())} of all prompt tokens were reused."
 
 
 def tokens_side_by_side(logs: Mapping[str, EventLog]) -> go.Figure:
@@ -108,7 +109,7 @@ def tokens_side_by_side(logs: Mapping[str, EventLog]) -> go.Figure:
         (REUSED, list(reused.values())),
     ):
         figure.add_bar(
-            orientation="h", y=list(logs), x=values, name=paint.label, marker=_marker(paint), width=0.6,
+            orientation="h", y=list(logs), x=values, name=paint.label, marker=bar_marker(paint), width=0.6,
             text=[f"<b>{value:,}</b>" if value else "" for value in values], textposition="auto",
             insidetextfont={"color": "white", "size": 15}, outsidetextfont={"size": 15}, textangle=0,
             insidetextanchor="middle",
@@ -119,10 +120,10 @@ def tokens_side_by_side(logs: Mapping[str, EventLog]) -> go.Figure:
     figure.update_yaxes(autorange="reversed", type="category")
     said = "; ".join(
         f"{name}: {total[name] - reused[name]:,} of {total[name]:,} prompt tokens computed, "
-        f"{reused[name]:,} reused ({_percent(reused[name] / max(total[name], 1))})"
+        f"{reused[name]:,} reused ({percent(reused[name] / max(total[name], 1))})"
         for name in tables
     )
-    return _finish(figure, "Prompt tokens computed and reused", said + ".")
+    return finish(figure, "Prompt tokens computed and reused", said + ".")
 
 
 def memory(log: EventLog, instance: int = 0) -> go.Figure:
@@ -140,13 +141,13 @@ def memory(log: EventLog, instance: int = 0) -> go.Figure:
         figure.add_scatter(
             x=steps.end - zero, y=blocks[name], name=paint.label, stackgroup="blocks", mode="lines",
             line={"shape": "hv", "width": 0.5, "color": paint.colour}, fillcolor=paint.colour,
-            fillpattern=_area(paint) if paint.pattern else None,
+            fillpattern=area_pattern(paint) if paint.pattern else None,
             hovertemplate="%{y} blocks " + paint.label + "<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(title="time since the first request (s)", rangemode="tozero")
     figure.update_yaxes(title="blocks", rangemode="tozero")
     figure.update_layout(height=360, hovermode="x")
-    return _finish(figure, "The KVCache over time", _memory_finding(len(steps), blocks))
+    return finish(figure, "The KVCache over time", _memory_finding(len(steps), blocks))
 
 
 def _memory_finding(steps: int, blocks: Mapping[str, Ints]) -> str:
@@ -166,7 +167,7 @@ def latency_bars(logs: Mapping[str, EventLog], column: str = "ttft") -> go.Figur
     tables = {name: log.requests() for name, log in logs.items()}
     for (name, table), paint in zip(tables.items(), _series(len(tables)), strict=True):
         figure.add_bar(
-            x=unique_names(table.id), y=getattr(table, column) * 1e3, name=name, marker=_marker(paint),
+            x=unique_names(table.id), y=getattr(table, column) * 1e3, name=name, marker=bar_marker(paint),
             hovertemplate="%{x}<br>" + name + ": %{y:.1f} ms<extra></extra>",
         )  # fmt: skip
         means[name] = table.mean(column) * 1e3
@@ -174,7 +175,7 @@ def latency_bars(logs: Mapping[str, EventLog], column: str = "ttft") -> go.Figur
     figure.update_yaxes(title=f"{short} (ms)", rangemode="tozero")
     figure.update_xaxes(type="category", tickangle=-40)
     said = "; ".join(f"{name} {mean:,.0f} ms" for name, mean in means.items())
-    return _finish(figure, f"{title}, per request", f"Mean {short}: {said}.")
+    return finish(figure, f"{title}, per request", f"Mean {short}: {said}.")
 
 
 def _series(count: int) -> Sequence[Paint]:
@@ -191,7 +192,8 @@ def unique_names(ids: Sequence[str]) -> list[str]:
     return names
 
 
-def _marker(paint: Paint) -> dict[str, object]:
+def bar_marker(paint: Paint) -> dict[str, object]:
+    """The marker of a bar in a paint, its pattern included."""
     marker: dict[str, object] = {"color": paint.colour, "line": {"width": 0}}
     if paint.pattern:
         marker["pattern"] = {
@@ -201,17 +203,19 @@ def _marker(paint: Paint) -> dict[str, object]:
     return marker
 
 
-def _area(paint: Paint) -> dict[str, object]:
+def area_pattern(paint: Paint) -> dict[str, object]:
+    """The fill pattern of an area in a paint."""
     return {"shape": paint.pattern, "fillmode": "replace", "fgcolor": paint.colour, "bgcolor": "rgba(0,0,0,0)",
             "size": 8, "solidity": 0.15 if paint.colour == FREE.colour else 0.45}  # fmt: skip
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share in percent, without decimals."""
     return f"{100 * share:.0f} %"
 
 
-def _finish(figure: go.Figure, title: str, finding: str) -> go.Figure:
-    """What all figures share; `layout.meta["alt"]` is the text for those who cannot see it."""
+def finish(figure: go.Figure, title: str, finding: str) -> go.Figure:
+    """Gives a figure what all share; `layout.meta["alt"]` is then the text for those who cannot see it."""
     axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
     figure.update_layout(
         title={"text": title, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 12}, "font": {"size": 17}},
