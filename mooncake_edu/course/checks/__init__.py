@@ -1,0 +1,1 @@
+"""The exercises of the chapters, a module each; `mooncake_edu.course.check` runs them."""
