@@ -9,7 +9,7 @@ import linecache
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -85,8 +85,8 @@ def check(number: str, answer: Answer) -> Verdict:
     from mooncake_edu.course import progress
 
     verdict = judge(find(number), answer)
-    progress.note(verdict, answer)
-    return verdict
+    problem = progress.note(verdict, answer)
+    return replace(verdict, note=problem) if problem else verdict
 
 
 def exercises(chapter: int) -> tuple[Exercise, ...]:
@@ -153,7 +153,8 @@ def _try(exercise: Exercise, answer: Answer, case: Any) -> dict[str, Any]:
     given = copy.deepcopy(case)
     try:
         trial = exercise.judge(answer, given)
-        broken, operations = trial.broken, {str(what): int(count) for what, count in trial.operations.items()}
+        broken = trial.broken and _cut(trial.broken)
+        operations = {str(what): int(count) for what, count in trial.operations.items()}
     except BaseException as error:
         return _raised(error)
     if repr(given) != repr(case):
@@ -226,4 +227,8 @@ def shown(thing: object) -> str:
         text = repr(thing)
     except BaseException as error:
         return f"{_named(thing)} whose repr raises {type(error).__name__}"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text):,} characters)"
