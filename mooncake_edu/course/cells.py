@@ -1,0 +1,126 @@
+"""A chapter as a file: its cells, the listings among them, and its set-up cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mooncake_edu import __version__
+from mooncake_edu.errors import UserError
+
+EXTENSION = "%load_ext mooncake_edu.course"
+HEADER = re.compile(r"%%layer (\w+) (\d+)-(\d+)")
+
+Cell = dict[str, Any]
+
+
+class ChapterError(UserError):
+    """A chapter cannot be read or woven."""
+
+
+@dataclass
+class Listing:
+    """A cell that prints the lines `start` to `stop` (from 1, both included) of a layer file."""
+
+    cell: Cell
+    layer: str
+    start: int
+    stop: int
+    lines: list[str]
+
+    def __str__(self) -> str:
+        return f"cell {self.cell.get('id', '?')} ({self.layer} {self.start}-{self.stop})"
+
+    def store(self) -> None:
+        """Write the header and the lines into the cell."""
+        write_source(self.cell, "\n".join([f"%%layer {self.layer} {self.start}-{self.stop}", *self.lines]))
+
+
+class Chapter:
+    """A notebook, which keeps every byte of its JSON that nobody changes. Raises ChapterError for what is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.content = json.loads(path.read_text(encoding="utf-8"))
+            self.cells: list[Cell] = list(self.content["cells"])
+            self.listings = [listing for cell in self.cells if (listing := find_listing(cell)) is not None]
+            self.setup = next((cell for cell in self.cells if source(cell).startswith(EXTENSION)), None)
+        except ChapterError as error:
+            raise ChapterError(f"{path}, {error}") from None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ChapterError(f"{path} is no notebook ({error}): write it again with Jupyter") from error
+
+    @property
+    def layer(self) -> str | None:
+        """The layer whose file this chapter prints, as its set-up cell says; None if it prints none."""
+        words = self.setup_words()
+        return words[1] if len(words) > 1 else None
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the layer file that the listings were printed from."""
+        words = self.setup_words()
+        return words[2] if len(words) > 2 else None
+
+    def setup_words(self) -> list[str]:
+        """The words of the line `%chapter ...`, none where there is no such line."""
+        lines = source(self.setup).split("\n") if self.setup else []
+        return next((line.split() for line in lines if line.split()[:1] == ["%chapter"]), [])
+
+    def store_setup(self, digest: str) -> None:
+        """Note in the set-up cell which version of the layer file the listings print."""
+        if self.setup is not None and self.layer is not None:
+            write_source(self.setup, setup_text(self.layer, digest))
+
+    def write(self) -> None:
+        """Replace the file in one step, in the form in which Jupyter writes notebooks."""
+        text = json.dumps(self.content, indent=1, ensure_ascii=False) + "\n"
+        with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
+            file.write(text.encode())
+        os.chmod(file.name, self.path.stat().st_mode)
+        os.replace(file.name, self.path)
+
+
+def setup_text(layer: str, digest: str) -> str:
+    """The text of the set-up cell of a chapter that prints a layer file."""
+    return f"{EXTENSION}\n%chapter {layer} {digest} {__version__}"
+
+
+def chapters(folder: Path) -> list[Chapter]:
+    """The notebooks in a folder in order; raises ChapterError if there are none, or two print the same layer."""
+    found = [Chapter(path) for path in sorted(folder.glob("*.ipynb"))]
+    if not found:
+        raise ChapterError(f"{folder} has no notebooks: name the folder of the chapters with --from FOLDER")
+    first: dict[str, Path] = {}
+    for chapter in found:
+        if chapter.layer and first.setdefault(chapter.layer, chapter.path) != chapter.path:
+            raise ChapterError(f"{first[chapter.layer]} and {chapter.path} both print {chapter.layer}: move one away")
+    return found
+
+
+def source(cell: Cell) -> str:
+    """The text of a cell, which notebooks keep as a string or as a list of lines."""
+    text = cell["source"]
+    return (text if isinstance(text, str) else "".join(text)).replace("\r\n", "\n")
+
+
+def write_source(cell: Cell, text: str) -> None:
+    """Change the text of a cell and keep the form it had."""
+    cell["source"] = text if isinstance(cell["source"], str) else re.findall(r".*\n|.+", text)
+
+
+def find_listing(cell: Cell) -> Listing | None:
+    """The listing that a cell holds, if it holds one; raises ChapterError if its first line cannot be read."""
+    header, _, body = source(cell).partition("\n")
+    if cell["cell_type"] != "code" or not header.startswith("%%layer"):
+        return None
+    match = HEADER.fullmatch(header.rstrip())
+    if match is None:
+        raise ChapterError(f"cell {cell.get('id', '?')} begins {header!r}: write %%layer FILE FIRST-LAST")
+    return Listing(cell, match[1], int(match[2]), int(match[3]), body.rstrip("\n").split("\n") if body.strip() else [])
