@@ -201,24 +201,6 @@ class BlockPool:
             self._free.append(block)
 
 
-class Hold:
-    """A claim on blocks that a transfer can still touch: they are not reused before it ends.
-
-    `blocks` is a chain from its first block on (see `BlockTable.hold`). The sequence may release its table at any
-    time; the pages go back to the pool with the last of table and holds.
-    """
-
-    def __init__(self, pool: BlockPool, blocks: Sequence[int]) -> None:
-        self._pool = pool
-        self._blocks = tuple(blocks)
-        pool.share(self._blocks)
-
-    def end(self) -> None:
-        """Give the blocks back; a second call does nothing, since a transfer may both fail and be fenced."""
-        blocks, self._blocks = self._blocks, ()
-        self._pool.release(blocks)
-
-
 class BlockTable:
     """The blocks behind one sequence, in order: token i lies in block `blocks[i // block_size]`.
 
@@ -285,3 +267,21 @@ class BlockTable:
         """Give every reference back; the table is empty afterwards."""
         blocks, self.blocks, self.length = self.blocks, [], 0
         self.pool.release(blocks)
+
+
+class Hold:
+    """A claim on blocks that a transfer can still touch: they are not reused before it ends.
+
+    `blocks` is a chain from its first block on (see `BlockTable.hold`). The sequence may release its table at any
+    time; the pages go back to the pool with the last of table and holds.
+    """
+
+    def __init__(self, pool: BlockPool, blocks: Sequence[int]) -> None:
+        self._pool = pool
+        self._blocks = tuple(blocks)
+        pool.share(self._blocks)
+
+    def end(self) -> None:
+        """Give the blocks back; a second call does nothing, since a transfer may both fail and be fenced."""
+        blocks, self._blocks = self._blocks, ()
+        self._pool.release(blocks)
