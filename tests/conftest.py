@@ -13,6 +13,9 @@ from hypothesis import settings
 
 from mooncake_edu.model import hub
 from mooncake_edu.model.sources import Unavailable
+from tests.through import pytest_addoption, pytest_configure, pytest_ignore_collect
+
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_ignore_collect"]
 
 # Shared machines stall at times, which says nothing about the code; a run of CI can be repeated as it was.
 settings.register_profile("project", deadline=None, print_blob=True, derandomize="CI" in os.environ)

@@ -14,27 +14,15 @@ from mooncake_edu.config import EngineConfig
 from mooncake_edu.engine import Engine, Output
 from mooncake_edu.events import EventLog
 from mooncake_edu.model import Model, random_model
-from mooncake_edu.model.attention import Attention, Span
 from mooncake_edu.model.config import ModelConfig
 from mooncake_edu.model.decoder import Decoder
 from mooncake_edu.model.sampling import sample
 from mooncake_edu.request import FinishReason, Request, SamplingParams
+from tests.model.plain import DenseAttention, double
 
 SMALL = ModelConfig(
     "small", "llama", layers=2, hidden=24, heads=4, kv_heads=2, head_dim=8, intermediate=40, vocab=264, positions=2048
 )
-
-
-def double(value: Any) -> Any:
-    """Weights in float64, so that no other order of adding up changes which token is best."""
-    if isinstance(value, Tensor):
-        return value.double()
-    if isinstance(value, list):
-        return [double(each) for each in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: double(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
-    return value
 
 
 @functools.cache
@@ -42,21 +30,6 @@ def small_model(seed: int = 0) -> Model:
     """Two layers of random weights in float64 that speak bytes."""
     model = random_model(SMALL, seed=seed)
     return dataclasses.replace(model, decoder=Decoder(SMALL, double(model.decoder.weights)))
-
-
-class DenseAttention(Attention):
-    """Attention as in a textbook, over the tokens of one step and nothing else: no pages."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__(torch.empty(0), [Span((), 0, tokens)])
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Every token looks at itself and at all before it."""
-        share = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
-        hidden = torch.ones(len(q), len(q), dtype=torch.bool).triu(1)
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
 def plain_logits(model: Model, tokens: Iterable[int]) -> Tensor:

@@ -16,7 +16,7 @@ from mooncake_edu.model.config import ModelConfig, Rope
 from mooncake_edu.model.decoder import Decoder, rope_frequencies, rotate
 from mooncake_edu.model.parallel import Cut, whole
 from mooncake_edu.model.weights import random_weights
-from tests.engine.plain import DenseAttention, double
+from tests.model.plain import DenseAttention, double
 
 BLOCK = 4
 FAMILIES = [

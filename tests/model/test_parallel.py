@@ -25,7 +25,7 @@ from mooncake_edu.model.config import LLAMA_70B, ModelConfig
 from mooncake_edu.model.decoder import Decoder
 from mooncake_edu.model.parallel import Alone, Cut, Group, whole
 from mooncake_edu.model.weights import Weights, random_weights
-from tests.engine.plain import double
+from tests.model.plain import double
 
 WIDE = ModelConfig("wide", "llama", layers=4, hidden=32, heads=8, kv_heads=4, head_dim=8, intermediate=48, vocab=96,
                    positions=512)  # fmt: skip
