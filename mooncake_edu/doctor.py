@@ -20,6 +20,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from mooncake_edu import layers
+
 PYTHONS = ((3, 11), (3, 13))
 """Oldest and newest Python that the project declares."""
 
@@ -72,7 +74,7 @@ def main(as_json: bool = typer.Option(False, "--json", help="Print one JSON obje
 
 def examine() -> list[Fact]:
     """Every fact about this machine, required ones first."""
-    checks: tuple[Callable[[], Fact], ...] = (_python, _torch, _transformers, _models, _memory, _disk)
+    checks: tuple[Callable[[], Fact], ...] = (_python, _torch, _transformers, _layers, _models, _memory, _disk)
     optional: tuple[Callable[[], Fact], ...] = (_gpu, _rdma, _ray, _slurm)
     return [
         *(check() for check in checks),
@@ -130,6 +132,18 @@ def _transformers() -> Fact:
         return Fact("transformers", Status.OK, metadata.version("transformers"))
     except metadata.PackageNotFoundError:
         return Fact("transformers", Status.MISSING, "not installed", "make setup")
+
+
+def _layers() -> Fact:
+    try:
+        files = layers.replaced()
+    except layers.LayerError as error:
+        found, _, remedy = str(error).partition(": ")
+        return Fact("layers", Status.MISSING, found, f"unset MOONCAKE_EDU_LAYERS, or {remedy}")
+    if not files:
+        return Fact("layers", Status.OK, "the package's own")
+    folder = next(iter(files.values())).parent
+    return Fact("layers", Status.OK, f"{', '.join(files)} from {folder} (MOONCAKE_EDU_LAYERS), not the package's own")
 
 
 def _models() -> Fact:

@@ -4,6 +4,10 @@
 class UserError(Exception):
     """Something the user asked for cannot be done; the command line prints it as one line and exits with 2."""
 
+    def _render_traceback_(self) -> list[str]:
+        """One line in a notebook as well, where IPython asks an error how to show it."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(UserError):
     """A configuration holds an unknown key or an impossible value."""

@@ -1,10 +1,19 @@
-"""The seven layer files: their names, their text, and where a listing of their lines may begin."""
+"""The seven layer files: their names, their text, where a listing may begin, and a folder that replaces them.
+
+If the environment variable MOONCAKE_EDU_LAYERS names a folder, the layer files in it take the place of the package's
+in every process that inherits it.
+"""
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import os
+import sys
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 from mooncake_edu.errors import UserError
@@ -14,6 +23,37 @@ LAYERS = ("kvcache", "prefix", "store", "transfer", "prefill", "conductor", "adm
 
 class LayerError(UserError):
     """There is no such layer file, or its lines cannot be had."""
+
+
+def replaced() -> dict[str, Path]:
+    """The layers whose files come from the folder that MOONCAKE_EDU_LAYERS names, with those files.
+
+    Raises LayerError if it names a folder that is not there or has no layer file.
+    """
+    named = os.environ.get("MOONCAKE_EDU_LAYERS")
+    if not named:
+        return {}
+    folder = Path(named).absolute()
+    files = {layer: file for layer in LAYERS if (file := folder / f"{layer}.py").is_file()}
+    if not files:
+        what = "has no layer file" if folder.is_dir() else "is no folder"
+        raise LayerError(f"MOONCAKE_EDU_LAYERS={named} {what}: make one with `mooncake-edu course weave tangle`")
+    return files
+
+
+class _Finder(MetaPathFinder):
+    """Finds a layer in the folder of the reader's own, which is looked at when the first layer is imported."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        package, _, layer = name.rpartition(".")
+        if package != "mooncake_edu" or layer not in LAYERS or (file := replaced().get(layer)) is None:
+            return None
+        return spec_from_file_location(name, file)
+
+
+def replace() -> None:
+    """Let the layers of this process come from the reader's folder, as far as it has them."""
+    sys.meta_path.insert(0, _Finder())
 
 
 def path(layer: str) -> Path:

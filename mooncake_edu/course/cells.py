@@ -34,11 +34,16 @@ class Listing:
     lines: list[str]
 
     def __str__(self) -> str:
-        return f"cell {self.cell.get('id', '?')} ({self.layer} {self.start}-{self.stop})"
+        return f"cell {self.cell.get('id', '?')} ({self.place})"
+
+    @property
+    def place(self) -> str:
+        """The layer and the numbers of its lines."""
+        return f"{self.layer} {self.start}-{self.stop}"
 
     def store(self) -> None:
         """Write the header and the lines into the cell."""
-        write_source(self.cell, "\n".join([f"%%layer {self.layer} {self.start}-{self.stop}", *self.lines]))
+        write_source(self.cell, "\n".join([f"%%layer {self.place}", *self.lines]))
 
 
 class Chapter:
@@ -51,27 +56,11 @@ class Chapter:
             self.cells: list[Cell] = list(self.content["cells"])
             self.listings = [listing for cell in self.cells if (listing := find_listing(cell)) is not None]
             self.setup = next((cell for cell in self.cells if source(cell).startswith(EXTENSION)), None)
+            self.layer, self.digest, _ = read_setup(source(self.setup) if self.setup else "")
         except ChapterError as error:
             raise ChapterError(f"{path}, {error}") from None
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise ChapterError(f"{path} is no notebook ({error}): write it again with Jupyter") from error
-
-    @property
-    def layer(self) -> str | None:
-        """The layer whose file this chapter prints, as its set-up cell says; None if it prints none."""
-        words = self.setup_words()
-        return words[1] if len(words) > 1 else None
-
-    @property
-    def digest(self) -> str | None:
-        """The digest of the layer file that the listings were printed from."""
-        words = self.setup_words()
-        return words[2] if len(words) > 2 else None
-
-    def setup_words(self) -> list[str]:
-        """The words of the line `%chapter ...`, none where there is no such line."""
-        lines = source(self.setup).split("\n") if self.setup else []
-        return next((line.split() for line in lines if line.split()[:1] == ["%chapter"]), [])
 
     def store_setup(self, digest: str) -> None:
         """Note in the set-up cell which version of the layer file the listings print."""
@@ -85,6 +74,13 @@ class Chapter:
             file.write(text.encode())
         os.chmod(file.name, self.path.stat().st_mode)
         os.replace(file.name, self.path)
+
+
+def read_setup(text: str) -> tuple[str | None, str | None, str | None]:
+    """Layer, digest and version that the line `%chapter ...` of a set-up cell names, each None where it does not."""
+    lines = (line.split()[1:] for line in text.split("\n") if line.split()[:1] == ["%chapter"])
+    layer, digest, version = [*next(lines, []), None, None, None][:3]
+    return layer, digest, version
 
 
 def setup_text(layer: str, digest: str) -> str:
