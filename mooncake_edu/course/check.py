@@ -28,6 +28,7 @@ __all__ = ["Answer", "Exercise", "ExerciseError", "Score", "Trial", "Verdict", "
 Answer = Callable[..., Any]
 """A function or a class of the reader's."""
 
+CHAPTERS = range(10)
 SHOWN = 400
 """Characters of an input, a message or a line of code that are shown."""
 
@@ -100,7 +101,7 @@ def exercises(chapter: int) -> tuple[Exercise, ...]:
 def find(number: str) -> Exercise:
     """The exercise of that number, such as "1.2"; raises ExerciseError if there is none."""
     chapter, _, _ = str(number).partition(".")
-    there = exercises(int(chapter)) if chapter.isdecimal() and len(chapter) < 3 else ()
+    there = exercises(int(chapter)) if chapter in map(str, CHAPTERS) else ()
     for exercise in there:
         if exercise.number == number:
             return exercise

@@ -1,4 +1,4 @@
-"""`mooncake-edu course`: weave chapters and package."""
+"""`mooncake-edu course`: weave chapters and package, make the editions, show what was checked."""
 
 from __future__ import annotations
 
@@ -52,3 +52,30 @@ def tangle(out: Path = typer.Argument(metavar="OUT", help="A folder for the file
     for file in weave.write_layers(cells.chapters(folder), out):
         print(file)
     print(f"run with them: MOONCAKE_EDU_LAYERS={out} mooncake-edu demo")
+
+
+OUT = typer.Argument(metavar="OUT", help="A new folder.")
+
+
+@app.command()
+def student(out: Path = OUT, folder: Path = FROM) -> None:
+    """Write the chapters without solutions and instructor's notes into a new folder."""
+    from mooncake_edu.course import editions
+
+    print(*editions.write_student(folder, out), sep="\n")
+
+
+@app.command()
+def instructor(out: Path = OUT, folder: Path = FROM) -> None:
+    """Write the chapters with everything, and an index of exercises and minutes, into a new folder."""
+    from mooncake_edu.course import editions
+
+    print(*editions.write_instructor(folder, out), out / "index.md", sep="\n")
+
+
+@app.command()
+def progress() -> None:
+    """Show where each exercise stands, and which pass is stale by now."""
+    from mooncake_edu.course.progress import print_table
+
+    print_table()

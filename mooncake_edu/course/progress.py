@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import inspect
 import json
@@ -14,19 +13,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mooncake_edu import __version__
+from mooncake_edu import __version__, layers
 from mooncake_edu.course.verdict import PASSED, Verdict
 from mooncake_edu.errors import UserError
 
 DATA_VARIABLE = "MOONCAKE_EDU_DATA"
-LAYERS = ("kvcache", "prefix", "store", "transfer", "prefill", "conductor", "admission")
-"""The layer files of chapters 1 to 7."""
 
 LIMIT = 1 << 20
 """Bytes of the record; beyond, only the last check and the last pass of each exercise are kept."""
 
 LONGEST = 2_000
 MOST = 1_000
+SHOWN = 80
 LOCK_S = 2.0
 
 
@@ -165,7 +163,7 @@ def _stale(passed: Entry, last: Entry) -> str:
 
 def _layer(number: str) -> str | None:
     chapter = number.partition(".")[0]
-    return LAYERS[int(chapter) - 1] if chapter in map(str, range(1, len(LAYERS) + 1)) else None
+    return layers.LAYERS[int(chapter) - 1] if chapter in map(str, range(1, len(layers.LAYERS) + 1)) else None
 
 
 def layer_digest(number: str) -> str:
@@ -174,18 +172,46 @@ def layer_digest(number: str) -> str:
     spec = layer and importlib.util.find_spec(f"mooncake_edu.{layer}")
     if not spec or not spec.origin:
         return ""
-    return _digest("".join(linecache.getlines(spec.origin)))  # which holds the text of a listing that was edited
+    return layers.digest("".join(linecache.getlines(spec.origin)))  # which holds the text of a listing that was edited
 
 
 def answer_digest(answer: Any) -> str:
     """The digest of an answer's source; empty if it has none."""
     try:
-        return _digest(inspect.getsource(answer))
+        return layers.digest(inspect.getsource(answer))
     except (OSError, TypeError):  # a class of a notebook has no file: take its methods
         parts = vars(answer).values() if isinstance(answer, type) else ()
     functions = [part for part in parts if inspect.isfunction(part)]
-    return _digest("".join(map(answer_digest, functions))) if functions else ""
+    return layers.digest("".join(map(answer_digest, functions))) if functions else ""
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+def print_table() -> None:
+    """Print one row an exercise: the chapters' in their order, then others that are in the record."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from mooncake_edu.course.check import CHAPTERS, exercises
+
+    path = record_file()
+    found = standings(read(path))
+    titles = {each.number: each.title for chapter in CHAPTERS for each in exercises(chapter)}
+    table = Table("exercise", "", "stands", "checked", "package", "note", box=None, header_style="bold")
+    for number in [*titles, *sorted(found.keys() - titles.keys())]:
+        row = [number, titles.get(number, "(no exercise of this package)")]
+        if number in found:
+            entry, stale = found[number].entry, found[number].stale
+            row += ["stale" if stale else entry.status, _local(entry.at), entry.version, stale]
+        else:
+            row += ["-"]
+        table.add_row(*(Text(cell[:SHOWN]) for cell in row))
+    console = Console()
+    console.print(table if table.row_count else "The chapters have no exercises yet.")
+    console.print(f"Record: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _local(at: str) -> str:
+    try:
+        return datetime.fromisoformat(at).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return at
