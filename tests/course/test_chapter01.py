@@ -162,7 +162,7 @@ class TestChapter01(Checks):
                   "leave 0 slots", "Lengths(lengths=(0,), block_size=2)"),
         ),
         "1.2": (
-            Wrong("ignores the table", lambda layout, blocks, *rest: key_offset(layout, list(range(99)), *rest), BEGINS),
+            Wrong("ignores the table", lambda layout, _, *rest: key_offset(layout, list(range(99)), *rest), BEGINS),
             Wrong("counts numbers, not bytes",
                   lambda layout, *rest: key_offset(layout, *rest) // layout.dtype.itemsize, BEGINS),
             Wrong("swaps layer and head", lambda layout, blocks, token, layer, head: key_offset(
@@ -173,7 +173,7 @@ class TestChapter01(Checks):
                   + layer * layout.layer_nbytes // 2, BEGINS),
         ),
         "1.3": (
-            Wrong("reads blocks in physical order", physical, "Row 0 must hold the key of token 0; yours holds that of"),
+            Wrong("reads blocks in physical order", physical, "Row 0 must hold the key of token 0; yours holds that"),
             Wrong("mixes heads and tokens up", untransposed, "Row 0 must hold"),
             Wrong("takes the tail along", with_tail, "have the shape (1, 1, 2)"),
             Wrong("takes values for keys", values, "no token of this sequence"),
@@ -184,7 +184,7 @@ class TestChapter01(Checks):
                   "Releases(tables=((0, 1),), waiting=())"),
             Wrong("pushes to the front", release_in_front, "must stay in front"),
             Wrong("frees what others use", release_used, "a table still refers to it"),
-            Wrong("does not count", release_used, "have references"),
+            Wrong("does not count", release_uncounted, "have references"),
         ),
         "1.5": (
             Wrong("never copies", copy_never, "must be copied before it is written",
@@ -198,7 +198,7 @@ class TestChapter01(Checks):
         ),
         "1.6": (
             Wrong("youngest", lambda batch: len(batch) - 1, "not good enough yet"),
-            Wrong("most blocks", lambda batch: max(range(len(batch)), key=lambda i: batch[i].blocks), "not good enough"),
+            Wrong("most blocks", lambda batch: max(range(len(batch)), key=lambda i: batch[i].blocks), "good enough"),
             Wrong("fewest made", lambda batch: min(range(len(batch)), key=lambda i: batch[i].made), "not good enough"),
             Wrong("oldest", lambda batch: 0, "not good enough"),
             Wrong("gives the request itself", lambda batch: min(batch), "is not a place in a batch"),
