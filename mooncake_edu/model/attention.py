@@ -1,20 +1,23 @@
-"""Attention over pages: the interface, and the variant in plain torch for CPUs and GPUs.
+"""Attention over pages: the interface, a variant in plain torch for CPUs and GPUs, and one by compiled kernels.
 
 One object serves one step of a batch. It writes the keys and values of the new tokens into the pages, then lets
-every new token attend to all of its sequence up to itself. Fused kernels come as further variants of `Attention`.
+every new token attend to all of its sequence up to itself.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from mooncake_edu.model.native import MOST_ROWS, Kernels, kernels_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,49 @@ class Attention(ABC):
 
 
 def attention_for(pages: Tensor, spans: Sequence[Span]) -> Attention:
-    """The variant for the device that the pages are on."""
+    """The fastest variant there is for the device that the pages are on."""
+    kernels = kernels_for(pages.device, pages.dtype, pages.shape[-1])
+    if kernels is not None and pages.is_contiguous():
+        return NativeAttention(pages, spans, kernels)
     return TorchAttention(pages, spans)
+
+
+class NativeAttention(Attention):
+    """Compiled kernels that read keys and values where they lie: no scores or masks of a whole prompt in memory."""
+
+    def __init__(self, pages: Tensor, spans: Sequence[Span], kernels: Kernels) -> None:
+        super().__init__(pages, spans)
+        self._kernels = kernels
+        self._slots = torch.from_numpy(_slots(spans, pages))
+        self._runs = list(self._plan())
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See Attention."""
+        kv_heads, block_size, head_dim = self.pages.shape[3:]
+        if q.shape[1] // kv_heads > MOST_ROWS:
+            return TorchAttention(self.pages, self.spans).attend(layer, q, k, v)
+        q, k, v = (x if x.stride()[1:] == (head_dim, 1) else x.contiguous() for x in (q, k, v))
+        keys = self.pages.data_ptr() + layer * self.pages.stride(1) * self.pages.itemsize
+        self._kernels.put(keys, self._slots, k, v, block_size)
+        out = q.new_empty(q.shape)
+        for tokens, places, lengths, start in self._runs:
+            if lengths is None:
+                self._kernels.attend_chunk(keys, places, start, q[tokens], out[tokens], kv_heads, block_size)
+            else:
+                self._kernels.attend_single(keys, places, lengths, q[tokens], out[tokens], kv_heads, block_size)
+        return out
+
+    def _plan(self) -> Iterator[tuple[slice, Tensor, Tensor | None, int]]:
+        """What one call computes: a chunk alone, neighbouring single tokens, which need their lengths, together."""
+        token = 0
+        for single, run in groupby(self.spans, key=lambda span: span.count == 1):
+            spans = list(run)
+            for members in [spans] if single else [[span] for span in spans]:
+                stop = token + sum(span.count for span in members)
+                places = torch.from_numpy(_tables(members, self.pages.shape[4]) * self.pages.stride(0))
+                lengths = torch.tensor([span.stop for span in members]) if single else None
+                yield slice(token, stop), places, lengths, members[0].start
+                token = stop
 
 
 class TorchAttention(Attention):
@@ -66,16 +110,17 @@ class TorchAttention(Attention):
         super().__init__(pages, spans)
         _, layers, _, self.kv_heads, self.block_size, head_dim = pages.shape
         self._rows = pages.view(-1, self.block_size * head_dim)  # one row: one block, layer, K or V, and head
-        self._slots = pages.view(-1, head_dim)  # one slot: one token of such a row
+        self._tokens = pages.view(-1, head_dim)  # one token of such a row
         self._block_rows = layers * 2 * self.kv_heads
-        self._new_slots = self._slots_of_new_tokens()
+        heads = np.arange(self.kv_heads) * self.block_size
+        self._new = _index(_slots(spans, pages)[:, None] // head_dim + heads, pages)
         self._parts = [self._part(members) for members in _group_by_length(spans, self.block_size)]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Attention."""
         first = layer * 2 * self.kv_heads  # this layer's rows of keys, and kv_heads further its rows of values
         for row, new in ((first, k), (first + self.kv_heads, v)):
-            self._slots[row * self.block_size :].index_copy_(0, self._new_slots, new.reshape(-1, new.shape[-1]))
+            self._tokens[row * self.block_size :].index_copy_(0, self._new, new.reshape(-1, new.shape[-1]))
         rows = self._rows[first:]
         if len(self._parts) == 1:
             return self._parts[0].attend(rows, q, k, v)
@@ -85,52 +130,32 @@ class TorchAttention(Attention):
             out[tokens] = part.attend(rows, q[tokens], k[tokens], v[tokens])
         return out
 
-    def _slots_of_new_tokens(self) -> Tensor:
-        """For every new token and head, the slot of its key in layer 0: [tokens * kv_heads]."""
-        slots = []
-        for span in self.spans:
-            position = np.arange(span.start, span.stop)
-            first, last = span.start // self.block_size, (span.stop - 1) // self.block_size
-            blocks = np.asarray(span.blocks[first : last + 1])[position // self.block_size - first]
-            slots.append(blocks * self._block_rows * self.block_size + position % self.block_size)
-        heads = np.arange(self.kv_heads) * self.block_size
-        return _index((np.concatenate(slots)[:, None] + heads).reshape(-1), self.pages)
-
     def _part(self, members: list[int]) -> Part:
         spans = [self.spans[member] for member in members]
         starts = np.cumsum([0, *(span.count for span in self.spans)])
-        width = max(-(-span.stop // self.block_size) for span in spans)
-        tables = np.empty((len(spans), width), dtype=np.int64)
-        for row, span in enumerate(spans):
-            used = -(-span.stop // self.block_size)
-            tables[row, :used] = span.blocks[:used]
-            tables[row, used:] = span.blocks[used - 1]  # masked; a foreign block could hold what is not a number
         heads = np.arange(2 * self.kv_heads).reshape(2, 1, self.kv_heads, 1)
-        rows = tables[:, None, :] * self._block_rows + heads
+        rows = _tables(spans, self.block_size)[:, None, :] * self._block_rows + heads
         tokens = np.concatenate([np.arange(starts[m], starts[m + 1]) for m in members])
-        return _kind(spans, self.pages)(_index(tokens, self.pages), rows, spans, self.pages)
+        kind = Chunk if spans[0].count > 1 else SingleTokens
+        return kind(_index(tokens, self.pages), rows, spans, self.pages)
 
 
 class Part(ABC):
     """Tokens of the step that attend in one call; `rows` [2, sequences, kv_heads, blocks] are theirs in layer 0."""
 
-    gathered = 2
-    """Whether keys and values are gathered, or (1) only keys."""
-
     def __init__(self, tokens: Tensor, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
         self.tokens = tokens
-        self.block_size, self.head_dim = pages.shape[-2:]
-        self.length = rows.shape[3] * self.block_size
-        self.shape = (self.gathered, *rows.shape[1:3], self.length, self.head_dim)
-        self.index = _index(rows[: self.gathered].reshape(-1), pages)
-        self.prepare(rows, spans, pages)
+        self.index = _index(rows, pages)
+        self.length = rows.shape[3] * pages.shape[4]
+        self.shape = (*rows.shape[:3], self.length, pages.shape[5])
+        self.prepare(spans, pages)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Contiguous keys and values [gathered, sequences, kv_heads, length, head_dim] of one layer."""
+        """Contiguous keys and values [2, sequences, kv_heads, length, head_dim] of one layer."""
         return rows.index_select(0, self.index).view(self.shape)
 
     @abstractmethod
-    def prepare(self, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
+    def prepare(self, spans: Sequence[Span], pages: Tensor) -> None:
         """Once a step: whatever else is the same in all layers."""
 
     @abstractmethod
@@ -141,7 +166,7 @@ class Part(ABC):
 class Chunk(Part):
     """One sequence with several new tokens: a chunk of its prompt."""
 
-    def prepare(self, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
+    def prepare(self, spans: Sequence[Span], pages: Tensor) -> None:
         """See Part."""
         (span,) = spans
         self.mask: Tensor | None = None
@@ -164,56 +189,17 @@ class Chunk(Part):
 class SingleTokens(Part):
     """Sequences with one new token each: the query heads that share a KV head attend as if they were tokens."""
 
-    def prepare(self, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
+    def prepare(self, spans: Sequence[Span], pages: Tensor) -> None:
         """See Part."""
         stops = np.array([span.stop for span in spans])
-        hidden = (np.arange(self.length) < stops[:, None])[:, None, None, :]
-        self.mask = None if (stops == self.length).all() else _additive(hidden, pages)
+        seen = (np.arange(self.length) < stops[:, None])[:, None, None, :]
+        self.mask = None if (stops == self.length).all() else _additive(seen, pages)
 
     def attend(self, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See Part."""
         keys, values = self.gather(rows)
-        grouped = q.reshape(q.shape[0], keys.shape[1], -1, self.head_dim)
+        grouped = q.reshape(q.shape[0], keys.shape[1], -1, keys.shape[3])
         return scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask).reshape(q.shape)
-
-
-class SingleTokensOnCpu(Part):
-    """The same with half the copying: values are weighted and added up where they lie, as rows of an embedding bag."""
-
-    gathered = 1
-
-    def prepare(self, rows: npt.NDArray[np.int64], spans: Sequence[Span], pages: Tensor) -> None:
-        """See Part."""
-        kv_heads = rows.shape[2]
-        slots = rows[0][..., None] * self.block_size + np.arange(self.block_size)
-        self.slots = slots.reshape(-1, 1, self.length)
-        stops = np.repeat([span.stop for span in spans], kv_heads)
-        self.mask = _additive((np.arange(self.length) < stops[:, None])[:, None], pages)
-        self.bags: tuple[Tensor, Tensor] | None = None
-
-    def attend(self, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See Part."""
-        kv_heads = k.shape[1]
-        keys = self.gather(rows).view(-1, self.length, self.head_dim)
-        queries = q.reshape(len(keys), -1, self.head_dim)
-        scores = torch.baddbmm(self.mask, queries, keys.transpose(1, 2), alpha=self.head_dim**-0.5)
-        slots, starts = self.bags = self.bags or self._bags(queries.shape[1])
-        values = rows[kv_heads:].view(-1, self.head_dim)
-        weights = scores.softmax(dim=-1).view(-1)
-        return torch.embedding_bag(values, slots, starts, per_sample_weights=weights)[0].view(q.shape)
-
-    def _bags(self, group: int) -> tuple[Tensor, Tensor]:
-        """Slots of the values that each query head adds up, end to end, and where the slots of each begin."""
-        slots = np.broadcast_to(self.slots, (len(self.slots), group, self.length)).reshape(-1)
-        starts = np.arange(0, slots.size, self.length)
-        return torch.from_numpy(slots), torch.from_numpy(starts)
-
-
-def _kind(spans: Sequence[Span], pages: Tensor) -> type[Part]:
-    """How these spans are computed: a chunk, or single tokens in the way that suits the device."""
-    if spans[0].count > 1:
-        return Chunk
-    return SingleTokensOnCpu if pages.device.type == "cpu" and pages.dtype == torch.float32 else SingleTokens
 
 
 def _group_by_length(spans: Sequence[Span], block_size: int) -> list[list[int]]:
@@ -226,8 +212,31 @@ def _group_by_length(spans: Sequence[Span], block_size: int) -> list[list[int]]:
     return runs + list(singles.values())
 
 
+def _slots(spans: Sequence[Span], pages: Tensor) -> npt.NDArray[np.int64]:
+    """Where the first key of every new token lies in layer 0, in numbers from the first of the pages."""
+    block_size, head_dim = pages.shape[4:]
+    slots = []
+    for span in spans:
+        position = np.arange(span.start, span.stop)
+        first, last = span.start // block_size, (span.stop - 1) // block_size
+        blocks = np.asarray(span.blocks[first : last + 1], dtype=np.int64)[position // block_size - first]
+        slots.append(blocks * pages.stride(0) + position % block_size * head_dim)
+    return np.concatenate(slots)
+
+
+def _tables(spans: Sequence[Span], block_size: int) -> npt.NDArray[np.int64]:
+    """Block tables of equal length; where a table is shorter, its last block is repeated."""
+    width = max(-(-span.stop // block_size) for span in spans)
+    tables = np.empty((len(spans), width), dtype=np.int64)
+    for row, span in enumerate(spans):
+        used = -(-span.stop // block_size)
+        tables[row, :used] = span.blocks[:used]
+        tables[row, used:] = span.blocks[used - 1]  # masked; another block could hold what is not a number
+    return tables
+
+
 def _index(array: npt.NDArray[np.int64], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(like.device)
+    return torch.from_numpy(np.ascontiguousarray(array.reshape(-1))).to(like.device)
 
 
 def _additive(allowed: npt.NDArray[np.bool_], like: Tensor) -> Tensor:

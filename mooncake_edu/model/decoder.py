@@ -12,11 +12,12 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from mooncake_edu.model.attention import Attention
 from mooncake_edu.model.config import ModelConfig, Rope
 from mooncake_edu.model.linear import Linear
+from mooncake_edu.model.native import Kernels, kernels_for
+from mooncake_edu.model.ops import Turn, ops_for
 from mooncake_edu.model.parallel import Alone, Cut, Group, whole
 from mooncake_edu.model.weights import LayerWeights, Weights
 
@@ -33,8 +34,10 @@ class Decoder:
         self.group = group or Alone()
         self.heads = len(self.cut.share("heads", config.heads))
         self.kv_heads = len(self.cut.share("KV heads", config.kv_heads))
-        self._layers = [Layer(layer) for layer in weights.layers]
-        self._head = None if weights.head is None else Linear(weights.head)
+        kernels = kernels_for(self.device, self.dtype, config.head_dim)
+        self._ops = ops_for(kernels)
+        self._layers = [Layer(layer, kernels) for layer in weights.layers]
+        self._head = None if weights.head is None else Linear(weights.head, kernels=kernels)
         self._frequencies = rope_frequencies(config.rope, config.head_dim).to(weights.layers[0].qkv.device)
 
     @property
@@ -55,7 +58,7 @@ class Decoder:
         x = self.embed(x) if self.cut.first else x
         positions = [torch.arange(span.start, span.stop, device=x.device) for span in attention.spans]
         angles = torch.outer(torch.cat(positions).float(), self._frequencies)
-        turn = (angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None])
+        turn = (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
         for number, layer in enumerate(self._layers):
             x = x + self._attend(number, layer, x, turn, attention)
             x += self._feed_forward(layer, x)
@@ -74,52 +77,36 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [tokens, vocab] of the last layer's hidden states."""
         assert self.weights.norm is not None and self._head is not None
-        return self.group.concat(self._head(rms_norm(hidden, self.weights.norm, self.config.norm_eps))).float()
+        normed = self._ops.rms_norm(hidden, self.weights.norm, self.config.norm_eps)
+        return self.group.concat(self._head(normed)).float()
 
     def _attend(
-        self, number: int, layer: Layer, x: Tensor, turn: tuple[Tensor, Tensor], attention: Attention
+        self, number: int, layer: Layer, x: Tensor, turn: Turn, attention: Attention
     ) -> Tensor:
-        eps, norms = self.config.norm_eps, layer.weights
+        eps, norms, rms_norm = self.config.norm_eps, layer.weights, self._ops.rms_norm
         qkv = layer.qkv(rms_norm(x, norms.attn_norm, eps)).view(len(x), -1, self.config.head_dim)
         qk, v = qkv[:, : self.heads + self.kv_heads], qkv[:, self.heads + self.kv_heads :]
         if norms.q_norm is not None and norms.k_norm is not None:
             q, k = qk[:, : self.heads], qk[:, self.heads :]
             qk = torch.cat((rms_norm(q, norms.q_norm, eps), rms_norm(k, norms.k_norm, eps)), dim=1)
-        qk = rotate(qk, turn)
+        qk = self._ops.rotate(qk, turn)
         attended = attention.attend(number, qk[:, : self.heads], qk[:, self.heads :], v)
         return self.group.sum(layer.o(attended.reshape(len(x), -1)))
 
     def _feed_forward(self, layer: Layer, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(rms_norm(x, layer.weights.mlp_norm, self.config.norm_eps)).chunk(2, dim=-1)
-        return self.group.sum(layer.down(silu(gate).mul_(up)))
+        gate_up = layer.gate_up(self._ops.rms_norm(x, layer.weights.mlp_norm, self.config.norm_eps))
+        return self.group.sum(layer.down(self._ops.gated(gate_up)))
 
 
 class Layer:
     """One layer's weights, its matrices ready to be multiplied with."""
 
-    def __init__(self, weights: LayerWeights) -> None:
+    def __init__(self, weights: LayerWeights, kernels: Kernels | None) -> None:
         self.weights = weights
-        self.qkv = Linear(weights.qkv, weights.qkv_bias)
-        self.o = Linear(weights.o)
-        self.gate_up = Linear(weights.gate_up)
-        self.down = Linear(weights.down)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x over the root of its mean square along the last dimension, times a weight a channel; statistics in float32."""
-    exact = torch.promote_types(x.dtype, torch.float32)
-    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact)
-    scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (x * scale).to(x.dtype).mul_(weight)
-
-
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding: turns each pair (i, i + head_dim/2) of x [tokens, heads, head_dim] by its token's angle."""
-    cos, sin = turn
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat(
-        (torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)), dim=-1
-    )
+        self.qkv = Linear(weights.qkv, weights.qkv_bias, kernels)
+        self.o = Linear(weights.o, kernels=kernels)
+        self.gate_up = Linear(weights.gate_up, kernels=kernels)
+        self.down = Linear(weights.down, kernels=kernels)
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> Tensor:

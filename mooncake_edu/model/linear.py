@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-PACKED_ROWS = range(3, 65)
-"""Rows of input for which a packed copy pays on a CPU: one row is bound by memory, many are bound by arithmetic."""
+from mooncake_edu.model.native import STRIPE, Kernels
+
+FEW = 64
+"""Rows of input up to which a packed copy pays: few rows are bound by reading the weight, many by arithmetic."""
 
 
 class Linear:
     """x -> x @ weight.T + bias, with weight [out, in].
 
-    For float32 on a CPU it keeps a second copy of a wide weight (feed-forward, output head) in the blocked layout of
-    oneDNN: torch's own product with a few rows does not reach the memory's speed there, this one nearly does.
-    `pack=False` saves that memory.
+    With kernels it keeps a second copy of the weight, laid out for products with few rows.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, pack: bool = True) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, kernels: Kernels | None = None) -> None:
         self.weight = weight
         self.bias = bias
-        self._packed = _packed(weight) if pack else None
+        self._kernels = kernels if kernels is not None and packs(weight) else None
+        self._packed = self._kernels.pack(weight) if self._kernels is not None else weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product for x [rows, in]: [rows, out]."""
-        if self._packed is not None and x.shape[0] in PACKED_ROWS:
-            product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-            return product
+        if self._kernels is not None and len(x) <= FEW:
+            return self._kernels.few_rows(x.contiguous(), self._packed, self.bias)
         return linear(x, self.weight, self.bias)
 
 
-def packed_nbytes(weights: Iterable[Tensor], device: torch.device | str) -> int:
-    """Bytes of the second copies that these weights would get on a device."""
-    return sum(weight.nbytes for weight in weights if _gains(weight, torch.device(device)))
-
-
-def _gains(weight: Tensor, device: torch.device) -> bool:
-    wide = weight.dim() == 2 and weight.shape[0] >= 2 * weight.shape[1]
-    return wide and device.type == "cpu" and weight.dtype == torch.float32
-
-
-def _packed(weight: Tensor) -> Tensor | None:
-    """The weight in oneDNN's layout, or None where it would not help or torch was built without it."""
-    if not _gains(weight, weight.device):
-        return None
-    try:
-        with torch.no_grad():
-            packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS.stop // 4)
-    except (AttributeError, RuntimeError, NotImplementedError):  # not a public interface: it may move or go
-        return None
-    return packed
+def packs(weight: Tensor) -> bool:
+    """Whether a weight's shape allows a packed copy."""
+    return weight.shape[0] % STRIPE == 0

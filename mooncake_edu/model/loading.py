@@ -12,7 +12,8 @@ from mooncake_edu.errors import ModelError
 from mooncake_edu.model import hub
 from mooncake_edu.model.config import ModelConfig
 from mooncake_edu.model.decoder import Decoder
-from mooncake_edu.model.linear import packed_nbytes
+from mooncake_edu.model.linear import packs
+from mooncake_edu.model.native import kernels_for
 from mooncake_edu.model.parallel import whole
 from mooncake_edu.model.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from mooncake_edu.model.weights import as_dtype, load_weights, random_weights
@@ -64,7 +65,9 @@ def random_model(config: ModelConfig, *, dtype: str | torch.dtype = "float32", d
 def require_memory(config: ModelConfig, dtype: str | torch.dtype, device: str) -> None:
     """Raises ModelError, before any is taken, unless the device has memory for all weights of a model."""
     weights = random_weights(config, whole(config.layers), dtype, "meta")
-    copies = packed_nbytes(weights.tensors(), device)
+    copies = 0
+    if kernels_for(torch.device(device), as_dtype(dtype), config.head_dim) is not None:
+        copies = sum(weight.nbytes for weight in weights.matrices() if packs(weight))
     kind = torch.device(device).type
     if kind == "meta":
         return  # it holds no values

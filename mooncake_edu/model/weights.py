@@ -65,6 +65,13 @@ class Weights:
             held = (getattr(layer, field.name) for field in fields(layer))
             yield from (tensor for tensor in held if tensor is not None)
 
+    def matrices(self) -> Iterator[Tensor]:
+        """Every weight that activations are multiplied with."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
+        if self.head is not None:
+            yield self.head
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors held."""

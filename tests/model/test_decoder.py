@@ -13,7 +13,8 @@ from torch import Tensor
 
 from mooncake_edu.model.attention import Span, attention_for
 from mooncake_edu.model.config import ModelConfig, Rope
-from mooncake_edu.model.decoder import Decoder, rope_frequencies, rotate
+from mooncake_edu.model.decoder import Decoder, rope_frequencies
+from mooncake_edu.model.ops import Ops
 from mooncake_edu.model.parallel import Cut, whole
 from mooncake_edu.model.weights import random_weights
 from tests.model.plain import DenseAttention, double
@@ -127,17 +128,17 @@ def test_every_ingredient_of_a_layer_shows_in_the_output(config: ModelConfig) ->
 
 
 def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    angle = torch.outer(positions.double(), frequencies.double())[:, None]
+    angle = torch.outer(positions.double(), frequencies.double())
     return angle.cos(), angle.sin()
 
 
 def test_rotation_keeps_lengths_and_shows_only_the_distance_of_two_tokens() -> None:
     frequencies = rope_frequencies(Rope(), 8)
     q, k = torch.randn(2, 1, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    close(rotate(q, angles(torch.tensor([77]), frequencies)).norm(dim=-1), q.norm(dim=-1))
+    close(Ops().rotate(q, angles(torch.tensor([77]), frequencies)).norm(dim=-1), q.norm(dim=-1))
 
     def score(at: int, to: int) -> Tensor:
-        turned = (rotate(x, angles(torch.tensor([place]), frequencies)) for x, place in ((q, at), (k, to)))
+        turned = (Ops().rotate(x, angles(torch.tensor([place]), frequencies)) for x, place in ((q, at), (k, to)))
         return torch.einsum("thd,thd->h", *turned)
 
     close(score(5, 3), score(105, 103))

@@ -1,0 +1,185 @@
+"""The kernels of kernels.c on tensors: compiled on first use, for this machine's own processor.
+
+They serve float32 on Linux where a C compiler is there; everywhere else, and for shapes that they do not know, plain
+torch does the same. `MOONCAKE_EDU_NATIVE=0` switches them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("kernels.c")
+SWITCH = "MOONCAKE_EDU_NATIVE"
+COMPILE_LIMIT = 120.0  # seconds
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
+STRIPE = 64
+"""Rows of a weight that lie side by side in `pack`'s layout, as in kernels.c."""
+MOST_ROWS = 192
+"""Query heads of one KV head at most, as in kernels.c."""
+
+ARGUMENTS = {"a": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "t": ctypes.c_int}
+FUNCTIONS = {
+    "lanes": "",
+    "rms_norm": "aaannft",
+    "gated": "aannt",
+    "rotate": "anaannt",
+    "few_rows": "aaaannnt",
+    "put": "aaanannnn",
+    "attend_single": "aanaanannnnft",
+    "attend_chunk": "aannanannnft",
+}
+"""Arguments of each function: an address, a number, a real number, the number of threads."""
+
+
+class NotAvailable(Exception):
+    """Why there are no kernels here."""
+
+
+class Kernels:
+    """The compiled functions for one head dimension; every tensor is float32 on a CPU, each row of it contiguous."""
+
+    def __init__(self, library: ctypes.CDLL, head_dim: int) -> None:
+        self.head_dim = head_dim
+        self._call = library
+        for name, arguments in FUNCTIONS.items():
+            getattr(library, name).argtypes = [ARGUMENTS[letter] for letter in arguments]
+        self.lanes: int = library.lanes()
+        """Numbers in a vector: widths must be a multiple."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [rows, width] over the root of its mean square, times a weight a channel."""
+        y = torch.empty_like(x)
+        self._call.rms_norm(
+            x.data_ptr(), weight.data_ptr(), y.data_ptr(), *x.shape, eps, torch.get_num_threads()
+        )  # fmt: skip
+        return y
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up for gate and up side by side: [rows, 2 * width] to [rows, width]."""
+        y = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        self._call.gated(gate_up.data_ptr(), y.data_ptr(), *y.shape, torch.get_num_threads())
+        return y
+
+    def rotate(self, x: Tensor, cosine: Tensor, sine: Tensor) -> None:
+        """Turns x [tokens, heads, head_dim] in place by the angles [tokens, head_dim / 2]."""
+        self._call.rotate(
+            x.data_ptr(), x.stride(0), cosine.data_ptr(), sine.data_ptr(), *x.shape[:2], torch.get_num_threads()
+        )
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """A copy of a weight [out, in] as `few_rows` reads it; out is a multiple of STRIPE."""
+        return weight.view(-1, STRIPE, weight.shape[1]).transpose(1, 2).contiguous()
+
+    def few_rows(self, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        """x [rows, in] @ weight.T + bias; a row's result does not depend on how many there are."""
+        y = x.new_empty(len(x), packed.shape[0] * STRIPE)
+        self._call.few_rows(
+            x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
+            *x.shape, y.shape[1], torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
+    def put(self, keys: int, slots: Tensor, k: Tensor, v: Tensor, block_size: int) -> None:
+        """Writes k and v [tokens, kv_heads, head_dim] into the pages; `keys` is the address of the layer in block 0."""
+        self._call.put(
+            keys, slots.data_ptr(), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), *k.shape[:2], block_size
+        )
+
+    def attend_single(
+        self, keys: int, places: Tensor, lengths: Tensor, q: Tensor, out: Tensor, kv_heads: int, block_size: int
+    ) -> None:
+        """Attention of one token a sequence: q and out [sequences, heads, head_dim], places [sequences, blocks]."""
+        self._call.attend_single(
+            keys, places.data_ptr(), places.shape[1], lengths.data_ptr(), q.data_ptr(), q.stride(0), out.data_ptr(),
+            len(q), kv_heads, q.shape[1] // kv_heads, block_size, self.head_dim**-0.5, torch.get_num_threads(),
+        )  # fmt: skip
+
+    def attend_chunk(
+        self, keys: int, places: Tensor, start: int, q: Tensor, out: Tensor, kv_heads: int, block_size: int
+    ) -> None:
+        """Attention of several new tokens of one sequence, behind `start` others; raises MemoryError."""
+        failed = self._call.attend_chunk(
+            keys, places.data_ptr(), start, len(q), q.data_ptr(), q.stride(0), out.data_ptr(),
+            kv_heads, q.shape[1] // kv_heads, block_size, self.head_dim**-0.5, torch.get_num_threads(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory to gather the KVCache of {start + len(q)} tokens: use a smaller batch")
+
+
+def kernels_for(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernels | None:
+    """The kernels, where they are and serve this device, number format and head dimension."""
+    if device.type != "cpu" or dtype != torch.float32:
+        return None
+    try:
+        kernels = load(head_dim)
+    except NotAvailable:
+        return None
+    return kernels if head_dim % (2 * kernels.lanes) == 0 else None
+
+
+def load(head_dim: int) -> Kernels:
+    """The kernels for a head dimension, compiled unless that was done before; raises NotAvailable."""
+    if os.environ.get(SWITCH) == "0":
+        raise NotAvailable(f"switched off by {SWITCH}=0")
+    found = _load(head_dim)
+    if isinstance(found, str):
+        raise NotAvailable(found)
+    return found
+
+
+@functools.cache
+def _load(head_dim: int) -> Kernels | str:
+    """The kernels, or why there are none: a machine that lacks them is not asked again for each weight."""
+    try:
+        return Kernels(ctypes.CDLL(str(_compiled(head_dim))), head_dim)
+    except (NotAvailable, OSError, AttributeError) as error:
+        return str(error)
+
+
+def _compiled(head_dim: int) -> Path:
+    """The compiled library in the user's cache; its name tells source, flags, processor and OpenMP apart."""
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if sys.platform != "linux" or compiler is None:
+        raise NotAvailable(f"no C compiler on {sys.platform}: on Linux, install gcc")
+    command = [compiler, *FLAGS, f"-DHEAD_DIM={head_dim}", str(SOURCE), "-Wl,--as-needed", *_openmp(), "-lm"]
+    parts = (SOURCE.read_bytes(), " ".join(command).encode(), _processor().encode())
+    name = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:24]
+    from mooncake_edu.model.hub import models_folder
+
+    library = models_folder().parent / "kernels" / f"{name}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            made = Path(folder, "kernels.so")
+            try:
+                run = subprocess.run([*command, "-o", made], capture_output=True, timeout=COMPILE_LIMIT, text=True)
+            except subprocess.TimeoutExpired:
+                raise NotAvailable(f"{compiler} took longer than {COMPILE_LIMIT:g} s") from None
+            if run.returncode:
+                raise NotAvailable(f"{compiler} failed: {' '.join(run.stderr.split())[:300]}")
+            made.replace(library)  # at once, since other processes may look for it
+    return library
+
+
+def _openmp() -> list[str]:
+    """The OpenMP that torch runs on: two of them in a process would fight for the cores."""
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+    return sorted(path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp5", "libomp")))[:1]
+
+
+def _processor() -> str:
+    """What the processor can do, since the compiler makes use of all of it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
