@@ -54,7 +54,8 @@ def roofline(roof: Roof, steps: Sequence[Step]) -> go.Figure:
     bounds = [math.log10(least), math.log10(MARGIN * roof.compute / scale)]
     figure.update_yaxes(title=f"rate ({unit})", type="log", dtick=1, range=bounds)
     figure.update_layout(height=480)
-    return finish(figure, "Prefill and decode under the machine's roof", _finding(roof, steps, scale, unit))
+    finish(figure, "Prefill and decode under the machine's roof", _finding(roof, steps, scale, unit))
+    return figure.update_layout(margin_t=48, legend={"y": -0.2, "yanchor": "top"})
 
 
 def _name_sides(figure: go.Figure, roof: Roof, low: float, high: float, scale: float) -> None:
