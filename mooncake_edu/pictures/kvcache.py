@@ -5,16 +5,17 @@ A picture is drawn from moments: what a cache held at the end of a step, told by
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from mooncake_edu.kvcache import BlockTable
+from mooncake_edu.kvcache import BlockLayout, BlockTable
 from mooncake_edu.pictures.figures import bar_marker, finish, percent
 from mooncake_edu.pictures.frames import CONTROLS, animate
-from mooncake_edu.pictures.palette import COMPUTED, FREE, INK, WAITING, Paint
+from mooncake_edu.pictures.palette import COMPUTED, FREE, INK, SERIES, WAITING, Paint
 
 EMPTY, RESERVED, FILLED = range(3)
 """What a slot can be: nobody's, somebody's without a token in it, or holding a token."""
@@ -146,6 +147,26 @@ def block_sizes(measured: Mapping[int, tuple[float, float]], chosen: int) -> go.
     finish(figure, f"Blocks of {chosen} tokens", f"{said[:1].upper()}{said[1:]}.")
     figure.update_xaxes(title="tokens a block", type="category")
     return figure.update_layout(height=360, margin_t=56, showlegend=False)
+
+
+def block_bytes(layout: BlockLayout) -> go.Figure:
+    """Where each vector of a block begins, in bytes: a row for every layer, keys or values, and head."""
+    rows = list(itertools.product(range(layout.layers), (0, 1), range(layout.kv_heads)))
+    names = [f"layer {layer}, {('keys', 'values')[kv]}, head {head}" for layer, kv, head in rows]
+    token = layout.head_nbytes // layout.block_size
+    starts = [[number * layout.head_nbytes + slot * token for slot in range(layout.block_size)]
+              for number in range(len(rows))]  # fmt: skip
+    figure = go.Figure(go.Heatmap(
+        y=names, z=[[kv] * layout.block_size for _, kv, _ in rows], text=starts, texttemplate="%{text}", xgap=2, ygap=2,
+        colorscale=[[0, SERIES[0].colour], [0.5, SERIES[0].colour], [0.5, SERIES[3].colour], [1, SERIES[3].colour]],
+        zmin=0, zmax=1, showscale=False, textfont={"size": 13, "color": "white"},
+        hovertemplate="%{y}, slot %{x}: begins at byte %{text}<extra></extra>",
+    ))  # fmt: skip
+    said = f"A block has {layout.nbytes} bytes, row behind row; each of its layers has {layout.layer_nbytes} of them."
+    finish(figure, "The bytes of a block", said)
+    figure.update_xaxes(title="slot in the block", dtick=1, showgrid=False, zeroline=False)
+    figure.update_yaxes(autorange="reversed", showgrid=False, zeroline=False)
+    return figure.update_layout(height=120 + 28 * len(rows), margin_t=56, showlegend=False)
 
 
 def _add_sizes(figure: go.Figure, column: int, paint: Paint, chosen: int, values: Mapping[int, float]) -> None:
