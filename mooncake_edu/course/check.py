@@ -214,7 +214,7 @@ def _message(error: BaseException) -> str:
         text = str(error)
     except BaseException:
         text = "(its message cannot be shown)"
-    return f"{type(error).__name__}: {text}"[:SHOWN].removesuffix(": ")
+    return _cut(f"{type(error).__name__}: {text}").removesuffix(": ")
 
 
 def _named(thing: object) -> str:
@@ -232,4 +232,4 @@ def shown(thing: object) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text):,} characters)"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN * 3 // 4]} … {text[-SHOWN // 4 :]}"

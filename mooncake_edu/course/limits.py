@@ -104,6 +104,8 @@ def _run(work: Work, send: Send) -> None:
         send({"done": True})
     except Exception:
         send({"bug": traceback.format_exc()})
+    except SystemExit:  # raised by `_end`, where nothing else has caught it
+        return
 
 
 def _in_copy(work: Work, clock: _Clock) -> Iterator[Message]:

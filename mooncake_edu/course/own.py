@@ -51,15 +51,21 @@ def _inside(thing: Any) -> Iterator[Any]:
         yield thing.func
     elif isinstance(thing, types.MethodType | staticmethod | classmethod):
         yield thing.__func__
-    elif isinstance(thing, types.FunctionType | type):
-        if str(thing.__module__).partition(".")[0] in LIBRARIES:
-            return
-        yield from _used(thing) if isinstance(thing, types.FunctionType) else _made_of(thing)
+    elif isinstance(thing, types.FunctionType):
+        if not _is_library(thing.__globals__.get("__name__")):  # what a decorator has copied says another module
+            yield from _used(thing)
+    elif isinstance(thing, type):
+        if not _is_library(thing.__module__):
+            yield from _made_of(thing)
     else:
         yield type(thing)
     wrapped = inspect.getattr_static(thing, "__wrapped__", None)
     if wrapped is not None:
         yield wrapped
+
+
+def _is_library(module: object) -> bool:
+    return str(module).partition(".")[0] in LIBRARIES
 
 
 def _made_of(class_: type) -> Iterator[Any]:
