@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import io
 import json
@@ -151,6 +152,7 @@ def _be_copy(work: Work, read: int, write: int) -> NoReturn:
     try:
         os.setsid()
         os.close(read)
+        faulthandler.disable()
         gc.freeze()  # what was garbage before stays the other process's
         _silence()
         _limit_memory()

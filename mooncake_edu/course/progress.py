@@ -204,7 +204,7 @@ def print_table() -> None:
             row += ["stale" if stale else entry.status, _local(entry.at), entry.version, stale]
         else:
             row += ["-"]
-        table.add_row(*(Text(cell[:SHOWN]) for cell in row))
+        table.add_row(*(Text("".join(filter(str.isprintable, cell[:SHOWN]))) for cell in row))
     console = Console()
     console.print(table if table.row_count else "The chapters have no exercises yet.")
     console.print(f"Record: {path}", highlight=False, markup=False, soft_wrap=True)
