@@ -175,7 +175,7 @@ def _scored(score: Score, answer: Answer) -> dict[str, Any]:
     if good and math.isfinite(reached):
         return {"status": PASSED, "score": text}
     said = "It is right, but not good enough yet on an input that it has not seen."
-    return {"status": FAILED, "score": text, "broken": said}
+    return {"status": FAILED, "score": text, "broken": said, "input": ""}
 
 
 def _raised(error: BaseException) -> dict[str, Any]:

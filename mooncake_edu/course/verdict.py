@@ -87,7 +87,7 @@ class Verdict:
         )
         return (
             f'<div role="status" style="{box}">'
-            f'<div><strong><span style="color:{colour}">{sign} {self.status}</span>&ensp;{escape(self.number)} '
+            f'<div><strong><span style="color:{colour}">{sign}</span> {self.status}&ensp;{escape(self.number)} '
             f"{escape(self.title)}</strong></div><div>{_ticked(self._summary())}</div>{rows}</div>"
         )
 
@@ -103,7 +103,7 @@ class Verdict:
 def _cell(text: str, code: bool) -> str:
     style = "white-space:pre-wrap;overflow-wrap:anywhere;min-width:0"
     if not code:
-        return f'<span style="{style}">{escape(text)}</span>'
+        return f'<span style="{style}">{_ticked(text)}</span>'
     return f'<code style="{style};background:rgba(128,134,145,.16);padding:.1em .4em">{escape(text)}</code>'
 
 
