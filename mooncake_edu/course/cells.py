@@ -41,9 +41,10 @@ class Listing:
         """The layer and the numbers of its lines."""
         return f"{self.layer} {self.start}-{self.stop}"
 
-    def store(self) -> None:
-        """Write the header and the lines into the cell."""
-        write_source(self.cell, "\n".join([f"%%layer {self.place}", *self.lines]))
+    @property
+    def text(self) -> str:
+        """The cell as it should be: its header and its lines."""
+        return "\n".join([f"%%layer {self.place}", *self.lines])
 
 
 class Chapter:

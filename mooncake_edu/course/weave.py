@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from mooncake_edu import layers
-from mooncake_edu.course.cells import Cell, Chapter, ChapterError, Listing, setup_text, source
+from mooncake_edu.course.cells import Cell, Chapter, ChapterError, Listing, setup_text, source, write_source
 
 MOST_LINES = 40
 """Lines of a listing, so that it fits on a screen."""
@@ -46,14 +46,12 @@ def _findings(chapter: Chapter) -> Iterator[str]:
 def _listing_findings(listing: Listing, layer: str, lines: list[str], starts: set[int]) -> Iterator[str]:
     if listing.layer != layer:
         yield f"this chapter prints {layer}"
-    if listing.lines != lines[listing.start - 1 : listing.stop]:
+    if source(listing.cell) != listing.text or listing.lines != lines[listing.start - 1 : listing.stop]:
         yield f"its text is not that of {layer}.py: run `mooncake-edu course weave fix`"
     if listing.start not in starts:
         yield "it does not begin where a statement does"
     if len(listing.lines) > MOST_LINES:
         yield f"it has {len(listing.lines)} lines, at most {MOST_LINES} fit: split it"
-    if listing.lines and not listing.lines[-1].strip():
-        yield "it ends in a blank line, which belongs to no listing"
 
 
 def _uncovered(lines: list[str], first: int, last: int) -> Iterator[str]:
@@ -88,7 +86,7 @@ def fix(chapter: Chapter) -> bool:
             if not 1 <= start <= stop <= len(lines):
                 raise ChapterError(f"{chapter.path.name}, {listing}: {chapter.layer}.py has lines 1-{len(lines)}")
             listing.start, listing.stop, listing.lines = start, stop, lines[start - 1 : stop]
-            listing.store()
+            write_source(listing.cell, listing.text)
         chapter.store_setup(digest)
     return before != [source(cell) for cell in chapter.cells]
 
