@@ -75,7 +75,7 @@ def main(as_json: bool = typer.Option(False, "--json", help="Print one JSON obje
 def examine() -> list[Fact]:
     """Every fact about this machine, required ones first."""
     checks: tuple[Callable[[], Fact], ...] = (_python, _torch, _transformers, _layers, _models, _memory, _disk)
-    optional: tuple[Callable[[], Fact], ...] = (_gpu, _rdma, _ray, _slurm)
+    optional: tuple[Callable[[], Fact], ...] = (_kernels, _gpu, _rdma, _ray, _slurm)
     return [
         *(check() for check in checks),
         *(extra(name) for name in EXTRAS),
@@ -190,6 +190,19 @@ def room(name: str, free: int, required: int, remedy: str) -> Fact:
     if free >= required:
         return Fact(name, Status.OK, found)
     return Fact(name, Status.MISSING, found, f"{remedy}: {required / 2**30:.0f} GiB are needed")
+
+
+def _kernels() -> Fact:
+    if importlib.util.find_spec("torch") is None:
+        return Fact("kernels", Status.OPTIONAL, "torch is not installed", "make setup")
+    from mooncake_edu.model import native
+
+    try:
+        lanes = native.load(64).lanes
+    except native.NotAvailable as error:
+        found, _, remedy = str(error).partition(": ")
+        return Fact("kernels", Status.OPTIONAL, f"models run slower on the CPU, {found}", remedy)
+    return Fact("kernels", Status.OK, f"compiled for this CPU, {lanes} numbers at a time")
 
 
 def _gpu() -> Fact:

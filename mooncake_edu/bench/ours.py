@@ -24,6 +24,7 @@ from mooncake_edu.model.weights import load_weights
 from mooncake_edu.request import Request, SamplingParams, as_tokens
 
 KVCACHE = {"cpu": 2 << 30, "cuda": 4 << 30}  # bytes
+TOKEN_BUDGET = 4096  # a step, as vllm takes on CPUs; transformers computes any prompt in one
 
 
 class Ours:
@@ -36,7 +37,12 @@ class Ours:
         decoder = Decoder(config, load_weights(model, config, whole(config.layers), dtype, device))
         served = Model(config, decoder, ByteTokenizer(), config.name, "")
         settings = Config.size("gpu" if device == "cuda" else "cpu").engine.model_dump()
-        changes = {"memory": KVCACHE[device], "block_size": BLOCK_SIZE, "max_batch": batch}
+        changes = {
+            "memory": KVCACHE[device],
+            "block_size": BLOCK_SIZE,
+            "max_batch": batch,
+            "token_budget": TOKEN_BUDGET,
+        }
         self.engine = Engine(served, EngineConfig(**settings | changes))
         self.dtype, self.device = decoder.dtype, device
         self.served = 0

@@ -1,9 +1,9 @@
 """The decoder of the Llama family, whole or one part of it: plain functions over plain weights.
 
-    decoder = Decoder(config, weights)                      # or Decoder(config, weights, cut, group)
-    attention = attention_for(pages.tensor, [Span(table.blocks, start=0, count=len(tokens))])
-    hidden = decoder.forward(tokens, attention)             # a later pipeline stage is given hidden states instead
-    logits = decoder.logits(hidden[-1:])                    # only of the tokens that need them
+decoder = Decoder(config, weights)                      # or Decoder(config, weights, cut, group)
+attention = attention_for(pages.tensor, [Span(table.blocks, start=0, count=len(tokens))])
+hidden = decoder.forward(tokens, attention)             # a later pipeline stage is given hidden states instead
+logits = decoder.logits(hidden[-1:])                    # only of the tokens that need them
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ class Decoder:
         normed = self._ops.rms_norm(hidden, self.weights.norm, self.config.norm_eps)
         return self.group.concat(self._head(normed)).float()
 
-    def _attend(
-        self, number: int, layer: Layer, x: Tensor, turn: Turn, attention: Attention
-    ) -> Tensor:
+    def _attend(self, number: int, layer: Layer, x: Tensor, turn: Turn, attention: Attention) -> Tensor:
         eps, norms, rms_norm = self.config.norm_eps, layer.weights, self._ops.rms_norm
         qkv = layer.qkv(rms_norm(x, norms.attn_norm, eps)).view(len(x), -1, self.config.head_dim)
         qk, v = qkv[:, : self.heads + self.kv_heads], qkv[:, self.heads + self.kv_heads :]

@@ -1,8 +1,8 @@
 /* What a step on a CPU spends its time on besides large matrix products, in float32.
  *
- * native.py compiles this file once a machine, with -DHEAD_DIM=..., and calls it with the addresses of tensors. Vectors
- * are those that GCC and Clang have for any processor; threads are those of torch's own OpenMP. A stride counts floats
- * from one row to the next; within a row all is contiguous.
+ * native.py compiles this file once a machine, with HEAD_DIM, STRIPE and MOST_ROWS defined, and calls it with the
+ * addresses of tensors. Vectors are those that GCC and Clang have for any processor; threads are those of torch's own
+ * OpenMP. A stride counts floats from one row to the next; within a row all is contiguous.
  */
 #include <math.h>
 #include <stdint.h>
@@ -172,7 +172,6 @@ INLINE void tiles(int64_t rows, int wide, int add, int fetch, float *c, int64_t 
 
 /* y [rows, out] = x [rows, in] @ weight + bias, for few rows: bound by reading the weight, which is done once.
  * The weight lies as [out / STRIPE][in][STRIPE]; a piece of a stripe that fits the first cache serves all rows. */
-#define STRIPE 64
 #define DEEP 64
 void few_rows(const float *x, const float *weight, const float *bias, float *y, int64_t rows, int64_t in, int64_t out,
               int threads)
@@ -246,7 +245,6 @@ INLINE void attend_few(struct mean *mean, const float *q, const float *k, const 
 
 /* One new token in each of several sequences: keys and values are read once, where they lie, the next block's ahead of
  * time. `places` has `width` entries a sequence; a group has at most MOST_ROWS heads. */
-#define MOST_ROWS 192
 void attend_single(const float *keys, const int64_t *places, int64_t width, const int64_t *lengths, const float *q,
                    int64_t stride, float *out, int64_t sequences, int64_t kv_heads, int64_t group, int64_t block_size,
                    float scale, int threads)

@@ -20,14 +20,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mooncake_edu.errors import UserError
+from mooncake_edu.model import hub
+
 SOURCE = Path(__file__).with_name("kernels.c")
 SWITCH = "MOONCAKE_EDU_NATIVE"
 COMPILE_LIMIT = 120.0  # seconds
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
 STRIPE = 64
-"""Rows of a weight that lie side by side in `pack`'s layout, as in kernels.c."""
+"""Rows of a weight that lie side by side in `pack`'s layout."""
 MOST_ROWS = 192
-"""Query heads of one KV head at most, as in kernels.c."""
+"""Query heads of one KV head at most, or of a chunk's tokens that go over the keys together."""
 
 ARGUMENTS = {"a": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "t": ctypes.c_int}
 FUNCTIONS = {
@@ -144,33 +147,43 @@ def _load(head_dim: int) -> Kernels | str:
     """The kernels, or why there are none: a machine that lacks them is not asked again for each weight."""
     try:
         return Kernels(ctypes.CDLL(str(_compiled(head_dim))), head_dim)
-    except (NotAvailable, OSError, AttributeError) as error:
+    except (NotAvailable, UserError, OSError) as error:
         return str(error)
 
 
 def _compiled(head_dim: int) -> Path:
-    """The compiled library in the user's cache; its name tells source, flags, processor and OpenMP apart."""
+    """The compiled library in the user's cache; its name tells source, flags, processor, OpenMP and content apart."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if sys.platform != "linux" or compiler is None:
         raise NotAvailable(f"no C compiler on {sys.platform}: on Linux, install gcc")
-    command = [compiler, *FLAGS, f"-DHEAD_DIM={head_dim}", str(SOURCE), "-Wl,--as-needed", *_openmp(), "-lm"]
-    parts = (SOURCE.read_bytes(), " ".join(command).encode(), _processor().encode())
-    name = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:24]
-    from mooncake_edu.model.hub import models_folder
-
-    library = models_folder().parent / "kernels" / f"{name}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            made = Path(folder, "kernels.so")
-            try:
-                run = subprocess.run([*command, "-o", made], capture_output=True, timeout=COMPILE_LIMIT, text=True)
-            except subprocess.TimeoutExpired:
-                raise NotAvailable(f"{compiler} took longer than {COMPILE_LIMIT:g} s") from None
-            if run.returncode:
-                raise NotAvailable(f"{compiler} failed: {' '.join(run.stderr.split())[:300]}")
-            made.replace(library)  # at once, since other processes may look for it
+    sizes = (f"-DHEAD_DIM={head_dim}", f"-DSTRIPE={STRIPE}", f"-DMOST_ROWS={MOST_ROWS}")
+    command = [compiler, *FLAGS, *sizes, str(SOURCE), "-Wl,--as-needed", *_openmp(), "-lm"]
+    name = _digest(_digest(SOURCE.read_bytes()), *command, _processor())
+    folder = hub.models_folder().parent / "kernels"
+    for library in folder.glob(f"{name}-*.so"):
+        if library.name == f"{name}-{_digest(library.read_bytes())}.so":  # one cut short would end the process
+            return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        made = Path(place, "kernels.so")
+        _run([*command, "-o", str(made)])
+        library = folder / f"{name}-{_digest(made.read_bytes())}.so"
+        made.replace(library)  # at once, since other processes may look for it
     return library
+
+
+def _digest(*parts: str | bytes) -> str:
+    joined = b"\0".join(part if isinstance(part, bytes) else part.encode() for part in parts)
+    return hashlib.sha256(joined).hexdigest()[:20]
+
+
+def _run(command: list[str]) -> None:
+    try:
+        run = subprocess.run(command, capture_output=True, timeout=COMPILE_LIMIT, text=True, errors="replace")
+    except subprocess.TimeoutExpired:
+        raise NotAvailable(f"{command[0]} took longer than {COMPILE_LIMIT:g} s") from None
+    if run.returncode:
+        raise NotAvailable(f"{command[0]} failed: {' '.join(run.stderr.split())[:200]}")
 
 
 def _openmp() -> list[str]:

@@ -21,9 +21,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
     it. Of equal logits the lowest id goes first. Raises ValueError if a logit is not finite.
     """
     if not len(logits) == len(params) == len(positions):
-        raise ValueError(
-            f"{len(logits)} rows, {len(params)} parameters, {len(positions)} positions: not equal"
-        )
+        raise ValueError(f"{len(logits)} rows, {len(params)} parameters, {len(positions)} positions: not equal")
 
     _require_finite(logits)
     tokens = _greedy(logits)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mooncake_edu.model.attention import Attention, Span, TorchAttention, attention_for
+from mooncake_edu.model.attention import Attention, NativeAttention, Span, TorchAttention, attention_for
+from mooncake_edu.model.native import Kernels
 
 LAYERS = 2
 
@@ -56,9 +58,10 @@ class Case:
                 rows.append(torch.einsum("hk,khd->hd", scores.softmax(-1), values[:seen]))
         return torch.stack(rows)
 
-    def check(self, tolerance: float = 1e-12) -> None:
+    def check(self, tolerance: float = 1e-12, kernels: Kernels | None = None) -> None:
         """Both layers, computed one after the other from one object, then the pages."""
-        attention = attention_for(self.pages, self.spans)
+        torch_only = TorchAttention(self.pages, self.spans)
+        attention = NativeAttention(self.pages, self.spans, kernels) if kernels else torch_only
         for layer in range(LAYERS):
             torch.testing.assert_close(
                 self.attend(attention, layer).double(), self.expected(layer), rtol=tolerance, atol=tolerance
@@ -98,8 +101,36 @@ def test_every_query_head_may_have_its_own_kv_head_or_all_may_share_one() -> Non
         Case([(20, 1), (3, 9), (0, 7), (30, 1)], 4, heads, share, 8, seed=heads).check()
 
 
-def test_float32_stays_close_to_the_exact_result() -> None:
-    Case([(100, 1), (50, 30), (0, 64), (90, 1)], 16, 2, 3, 64, seed=5, dtype=torch.float32).check(1e-5)
+def test_float32_stays_close_to_the_exact_result(kernels: Kernels | None) -> None:
+    case = Case([(100, 1), (50, 30), (0, 64), (90, 1)], 16, 2, 3, 64, seed=5, dtype=torch.float32)
+    case.check(1e-5, kernels)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.one_of(spans, st.tuples(st.integers(0, 150), st.integers(1, 100))), min_size=1, max_size=4),
+    block_size=st.one_of(st.integers(1, 70), st.just(512)),
+    heads=st.integers(1, 4),
+    share=st.sampled_from((1, 2, 3, 7, 64)),
+    rubbish=st.sampled_from((0.0, 1e30, float("nan"))),
+    seed=st.integers(0, 1000),
+)
+@example([(0, 1)], 1, 1, 1, float("nan"), 0)
+@example([(63, 1), (64, 1), (65, 1), (63, 64), (64, 65)], 16, 2, 3, 1e30, 0)
+def test_kernels_read_exactly_the_tokens_that_each_query_sees(
+    native: Kernels, lengths: list[tuple[int, int]], block_size: int, heads: int, share: int, rubbish: float, seed: int
+) -> None:
+    Case(lengths, block_size, heads, share, 64, seed, rubbish, torch.float32).check(1e-4, native)
+
+
+def test_a_query_or_key_that_is_no_number_is_not_hidden(native: Kernels) -> None:
+    for lengths in ([(40, 1)], [(20, 9)]):
+        for part in (0, 1):
+            case = Case(lengths, 16, 1, 2, 64, seed=1, dtype=torch.float32)
+            (q, kv), span = case.sequences[0], case.spans[0]
+            (q[0, -1] if part == 0 else kv[0, 0, -1])[...] = float("nan")
+            out = case.attend(NativeAttention(case.pages, [span], native), 0)
+            assert out[-1].isnan().all() and not out[:-1].isnan().any()
 
 
 @settings(max_examples=60, deadline=None)
@@ -143,6 +174,10 @@ def test_a_sequence_computed_token_by_token_equals_one_computed_at_once() -> Non
         torch.testing.assert_close(torch.cat(rows), whole.expected(layer), rtol=1e-12, atol=1e-12)
 
 
-def test_pages_on_a_cpu_get_the_torch_variant() -> None:
-    case = Case([(0, 1)], 4, 1, 1, 2, seed=0)
-    assert isinstance(attention_for(case.pages, case.spans), TorchAttention)
+def test_pages_in_float32_on_a_cpu_get_the_kernels_where_there_are_any(native: Kernels) -> None:
+    for dtype, kind in ((torch.float32, NativeAttention), (torch.bfloat16, TorchAttention)):
+        case = Case([(0, 1)], 4, 1, 1, 64, seed=0, dtype=dtype)
+        assert type(attention_for(case.pages, case.spans)) is kind
+    apart = torch.zeros(2, LAYERS, 2, 1, 4, 128)[..., :64]
+    with pytest.raises(RuntimeError, match="view"):  # the kernels would read what lies between
+        attention_for(apart, [Span([0], 0, 1)])

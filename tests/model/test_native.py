@@ -1,0 +1,217 @@
+"""The compiled kernels compute what torch computes, with any processor's vectors; where there are none, torch does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_edu.model import native as module
+from mooncake_edu.model.attention import NativeAttention, Span, TorchAttention, attention_for
+from mooncake_edu.model.config import TINY
+from mooncake_edu.model.decoder import Decoder
+from mooncake_edu.model.native import SWITCH, Kernels, NotAvailable, kernels_for, load
+from mooncake_edu.model.ops import NativeOps, Ops
+from mooncake_edu.model.parallel import whole
+from mooncake_edu.model.weights import random_weights
+
+CPU = torch.device("cpu")
+PROCESSORS = {
+    "x86_64": ["-march=native", "-march=x86-64-v3", "-march=x86-64"],
+    "aarch64": ["-march=native", "-march=armv8-a"],
+}
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """What was found out about the kernels is forgotten, before and after."""
+    module._load.cache_clear()
+    yield
+    module._load.cache_clear()
+
+
+def randn(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+@settings(max_examples=60)
+@given(rows=st.integers(1, 70), vectors=st.integers(1, 40), scale=st.sampled_from((1e-3, 1.0, 1e3)))
+def test_norms_equal_those_of_torch(native: Kernels, rows: int, vectors: int, scale: float) -> None:
+    x, weight = randn(rows, vectors * native.lanes, scale=scale), randn(vectors * native.lanes, seed=1)
+    torch.testing.assert_close(NativeOps(native).rms_norm(x, weight, 1e-5), Ops().rms_norm(x, weight, 1e-5))
+
+
+@settings(max_examples=60)
+@given(rows=st.integers(1, 70), vectors=st.integers(1, 40), scale=st.sampled_from((1e-3, 1.0, 30.0)))
+def test_gates_equal_those_of_torch(native: Kernels, rows: int, vectors: int, scale: float) -> None:
+    x = randn(rows, 2 * vectors * native.lanes, scale=scale)
+    torch.testing.assert_close(NativeOps(native).gated(x), Ops().gated(x), rtol=2e-6, atol=1e-6)
+
+
+def test_gates_far_out_are_nought_or_all_and_what_is_no_number_stays_so(native: Kernels) -> None:
+    gate = torch.tensor([-torch.inf, -1e30, -200.0, -88.5, 0.0, 88.5, 200.0, 1e30]).repeat(native.lanes)
+    out = NativeOps(native).gated(torch.cat((gate, torch.ones_like(gate)))[None])[0][1:8]
+    torch.testing.assert_close(out, gate[1:8].clamp(min=0.0))
+    gate[3] = torch.nan
+    found = NativeOps(native).gated(torch.cat((gate, torch.ones_like(gate)))[None])[0].isnan()
+    assert found[3] and not found[4:8].any()
+
+
+@settings(max_examples=60)
+@given(rows=st.integers(1, 70), heads=st.integers(1, 9), more=st.integers(0, 3))
+def test_turns_equal_those_of_torch_and_leave_the_heads_beside_alone(
+    native: Kernels, rows: int, heads: int, more: int
+) -> None:
+    wide, angle = randn(rows, heads + more, 64), randn(rows, 32, seed=1)
+    expected, before = Ops().rotate(wide[:, :heads], (angle.cos(), angle.sin())), wide[:, heads:].clone()
+    torch.testing.assert_close(NativeOps(native).rotate(wide[:, :heads], (angle.cos(), angle.sin())), expected)
+    assert torch.equal(wide[:, heads:], before)
+
+
+def test_what_does_not_fit_a_vector_or_lies_apart_is_computed_by_torch(native: Kernels) -> None:
+    ops, x, weight = NativeOps(native), randn(5, 3, 24), randn(24, seed=1)
+    assert torch.equal(ops.rms_norm(x, weight, 1e-5), Ops().rms_norm(x, weight, 1e-5))
+    assert torch.equal(ops.rms_norm(x[:, 0], weight, 1e-5), Ops().rms_norm(x[:, 0], weight, 1e-5))
+    assert torch.equal(ops.gated(x[:, 0]), Ops().gated(x[:, 0]))
+    apart, turn = randn(4, 64, 3).transpose(1, 2), (randn(4, 32), randn(4, 32, seed=2))
+    assert torch.equal(ops.rotate(apart, turn), Ops().rotate(apart, turn))
+
+
+@pytest.mark.parametrize("flag", PROCESSORS.get(os.uname().machine, ["-march=native"]))
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+def test_every_width_of_vectors_gives_the_same(
+    flag: str, head_dim: int, native: Kernels, fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "FLAGS", (*(f for f in module.FLAGS if "march" not in f), flag))
+    monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path))
+    kernels = load(head_dim)
+    x, weight = randn(19, 200), randn(128, 200, seed=1)
+    torch.testing.assert_close(kernels.few_rows(x, kernels.pack(weight), None), x @ weight.T, rtol=1e-4, atol=1e-4)
+    pages = randn(40, 2, 2, 2, 5, head_dim, seed=2)
+    spans = [Span(range(10), 40, 1), Span(range(10, 30), 13, 80), Span(range(30, 40), 47, 1), Span([0], 0, 2)]
+    q, k, v = randn(84, 6, head_dim, seed=3), randn(84, 2, head_dim, seed=4), randn(84, 2, head_dim, seed=5)
+    theirs, ours = (pages.clone() for _ in range(2))
+    expected = TorchAttention(theirs, spans).attend(1, q, k, v)
+    torch.testing.assert_close(NativeAttention(ours, spans, kernels).attend(1, q, k, v), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(ours, theirs)
+
+
+def test_a_decoder_gives_the_same_logits_with_and_without_kernels(
+    native: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, tokens = random_weights(TINY, whole(TINY.layers), "float32", "cpu", 0), torch.arange(50) % TINY.vocab
+    logits = []
+    for value, kind in (("1", NativeAttention), ("0", TorchAttention)):
+        monkeypatch.setenv(SWITCH, value)
+        decoder, pages = Decoder(TINY, weights), torch.zeros(13, TINY.layers, 2, TINY.kv_heads, 4, TINY.head_dim)
+        for part in (slice(0, 41), *(slice(place, place + 1) for place in range(41, 50))):
+            attention = attention_for(pages, [Span(range(13), part.start, part.stop - part.start)])
+            assert isinstance(attention, kind)
+            hidden = decoder.forward(tokens[part], attention)
+        logits.append(decoder.logits(hidden[-1:]))
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+def test_only_float32_on_a_cpu_with_whole_vectors_is_served(native: Kernels) -> None:
+    assert kernels_for(CPU, torch.float32, 64) is not None
+    assert kernels_for(CPU, torch.bfloat16, 64) is None and kernels_for(CPU, torch.float64, 64) is None
+    assert kernels_for(torch.device("meta"), torch.float32, 64) is None
+    assert kernels_for(CPU, torch.float32, 2 * native.lanes + 2) is None
+
+
+def test_more_heads_a_kv_head_than_the_kernels_hold_are_served_by_torch(native: Kernels) -> None:
+    heads = module.MOST_ROWS + 1
+    pages, q, kv = torch.zeros(1, 1, 2, 1, 4, 64), randn(2, heads, 64), randn(2, 2, 1, 64, seed=1)
+    expected = TorchAttention(pages.clone(), [Span([0], 0, 2)]).attend(0, q, *kv)
+    assert torch.equal(NativeAttention(pages, [Span([0], 0, 2)], native).attend(0, q, *kv), expected)
+
+
+@pytest.mark.usefixtures("fresh")
+class TestWhereThereAreNone:
+    """Each reason is told in words; models run all the same."""
+
+    def test_switched_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(SWITCH, "0")
+        with pytest.raises(NotAvailable, match=f"switched off by {SWITCH}=0"):
+            load(64)
+        assert kernels_for(CPU, torch.float32, 64) is None
+
+    def test_without_a_compiler(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path))
+        with pytest.raises(NotAvailable, match="no C compiler"):
+            load(64)
+
+    def test_with_a_compiler_that_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        broken = tmp_path / "broken"
+        broken.write_text("#!/bin/sh\necho cannot do that >&2; exit 3\n")
+        broken.chmod(0o755)
+        monkeypatch.setenv("CC", str(broken))
+        monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path / "cache"))
+        with pytest.raises(NotAvailable, match="failed: cannot do that"):
+            load(64)
+        assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
+
+    def test_with_a_compiler_that_hangs(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        slow = tmp_path / "slow"
+        slow.write_text("#!/bin/sh\nexec sleep 60\n")
+        slow.chmod(0o755)
+        monkeypatch.setenv("CC", str(slow))
+        monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(module, "COMPILE_LIMIT", 0.2)
+        with pytest.raises(NotAvailable, match="longer than 0.2 s"):
+            load(64)
+
+    def test_in_a_cache_that_is_a_file(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path / "file"))
+        with pytest.raises(NotAvailable):
+            load(64)
+
+
+def test_a_library_that_was_cut_short_is_compiled_anew(
+    native: Kernels, fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path))
+    whole_one = module._compiled(64)
+    content = whole_one.read_bytes()
+    for broken in (content[:1000], content[:5000] + b"x" + content[5001:]):
+        whole_one.write_bytes(broken)
+        assert module._compiled(64).read_bytes() == content
+    assert load(64).lanes == native.lanes
+
+
+def test_processes_that_compile_at_once_all_get_kernels_and_leave_one_file(native: Kernels, tmp_path: Path) -> None:
+    code = "from mooncake_edu.model.native import load; print(load(64).lanes)"
+    environment = {**os.environ, "MOONCAKE_EDU_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert {process.communicate(timeout=120)[0].strip() for process in started} == {str(native.lanes)}
+    assert len(list((tmp_path / "kernels").iterdir())) == 1
+
+
+def test_the_kernels_run_on_the_threads_of_torch(native: Kernels) -> None:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    runtimes = {Path(line.split()[-1]).name for line in maps if "libgomp" in line or "libiomp" in line}
+    assert len(runtimes) == 1, "two OpenMP runtimes in one process fight for the cores"
+
+
+def test_every_function_is_declared_with_as_many_arguments_as_it_has() -> None:
+    text = module.SOURCE.read_text()
+    kinds = {"*": "a", "int64_t": "n", "float": "f", "int": "t"}
+    for name, arguments in module.FUNCTIONS.items():
+        start = next(at for at in (text.find(f"\n{kind} {name}(") for kind in ("void", "int")) if at >= 0)
+        listed = text[text.index("(", start) + 1 : text.index(")", start)].split(",")
+        found = ["*" if "*" in each else each.split()[0] for each in listed if each.strip() != "void"]
+        assert "".join(kinds[kind] for kind in found) == arguments, name
+    assert all(issubclass(kind, ctypes._SimpleCData) for kind in module.ARGUMENTS.values())
