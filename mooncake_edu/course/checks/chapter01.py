@@ -216,7 +216,9 @@ def draw_policy(answer: Answer, case: crowd.Load) -> go.Figure:
         values = [crowd.play(choose, crowd.load(seed)).again for seed in crowd.HELD_OUT]
         totals[paint.label] = sum(values) / len(values)
         figure.add_bar(x=names, y=values, name=paint.label, marker=bar_marker(paint))
-    figure.add_hline(y=ASKED, line={"dash": "dot", "color": INK}, annotation_text="asked, on average")
+    figure.add_scatter(
+        x=names, y=[ASKED] * len(names), mode="lines", name="asked, on average", line={"dash": "dot", "color": INK}
+    )
     figure.update_yaxes(title="tokens computed again").update_layout(height=340, barmode="group")
     said = ", ".join(f"{name} {total:,.0f}" for name, total in totals.items())
     return finish(figure, "Tokens computed again on loads you have not seen", f"On average: {said}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import plotly.graph_objects as go
@@ -77,10 +78,10 @@ class Memory:
 
 def cases() -> Iterator[Writes]:
     """A sequence alone, then two that write in every order, then three."""
-    for order in ("A", "AA", "AB", "BA", "AAB", "ABB", "ABAB", "CBA"):
+    for order in ("A", "AA", "AB", "BA", "AAB", "ABB", "CBA", "ABCABC", "ABAB"):
         for block_size, length in itertools.product((1, 2, 3), (1, 2, 3)):
             yield Writes(block_size, length, order)
-    yield Writes(2, 3, "ABCABC")
+    yield Writes(4, 6, "BAABB")
 
 
 def judge(answer: Answer, case: Writes) -> Trial:
@@ -139,4 +140,6 @@ def draw(answer: Answer, case: Writes) -> go.Figure:
         except ValueError:  # the verdict says what is missing
             break
     names = (memory.case.names * 2)[:2]
+    shown = 2 + max(block for each in scenes for table in each.blocks.values() for block in table)
+    scenes = [replace(each, references=each.references[:shown]) for each in scenes]
     return sharing(scenes, (names[0], names[1]), case.block_size)
