@@ -123,6 +123,18 @@ def test_kernels_read_exactly_the_tokens_that_each_query_sees(
     Case(lengths, block_size, heads, share, 64, seed, rubbish, torch.float32).check(1e-4, native)
 
 
+def test_the_number_of_threads_changes_no_bit(native: Kernels) -> None:
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            case = Case([(40, 1), (20, 90), (7, 1), (0, 3)], 16, 3, 3, 64, seed=1, dtype=torch.float32)
+            found.append(case.attend(NativeAttention(case.pages, case.spans, native), 0))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
 def test_a_query_or_key_that_is_no_number_is_not_hidden(native: Kernels) -> None:
     for lengths in ([(40, 1)], [(20, 9)]):
         for part in (0, 1):
