@@ -174,7 +174,7 @@ def _add_sizes(figure: go.Figure, column: int, paint: Paint, chosen: int, values
         x=[str(size) for size in values], y=list(values.values()), name=paint.label, row=1, col=column, width=0.7,
         marker=bar_marker(paint) | {"line": {"width": [3 if size == chosen else 0 for size in values], "color": INK}},
         text=[f"<b>{value:,.1f}</b>" if size == chosen else f"{value:,.1f}" for size, value in values.items()],
-        textposition="outside", textfont={"color": INK}, cliponaxis=False,
+        textposition="outside", textfont={"color": INK}, constraintext="none", cliponaxis=False,
         hovertemplate="blocks of %{x} tokens: %{y:,.1f} " + paint.label + "<extra></extra>",
     )  # fmt: skip
     figure.update_yaxes(title=paint.label, rangemode="tozero", row=1, col=column)
