@@ -20,6 +20,9 @@ from mooncake_edu.errors import UserError
 
 LAYERS = ("kvcache", "prefix", "store", "transfer", "prefill", "conductor", "admission")
 
+VARIABLE = "MOONCAKE_EDU_LAYERS"
+"""The environment variable that names a folder of the reader's own layer files."""
+
 
 class LayerError(UserError):
     """There is no such layer file, or its lines cannot be had."""
@@ -30,14 +33,14 @@ def replaced() -> dict[str, Path]:
 
     Raises LayerError if it names a folder that is not there or has no layer file.
     """
-    named = os.environ.get("MOONCAKE_EDU_LAYERS")
+    named = os.environ.get(VARIABLE)
     if not named:
         return {}
-    folder = Path(named).absolute()
+    folder = Path(named)
     files = {layer: file for layer in LAYERS if (file := folder / f"{layer}.py").is_file()}
     if not files:
         what = "has no layer file" if folder.is_dir() else "is no folder"
-        raise LayerError(f"MOONCAKE_EDU_LAYERS={named} {what}: make one with `mooncake-edu course weave tangle`")
+        raise LayerError(f"{VARIABLE}={named} {what}: make one with `mooncake-edu course weave tangle`")
     return files
 
 
@@ -52,17 +55,17 @@ class _Finder(MetaPathFinder):
 
 
 def replace() -> None:
-    """Let the layers of this process come from the reader's folder, as far as it has them."""
+    """Let the layers of this process, and of those it starts, come from the reader's folder, as far as it has them."""
+    os.environ[VARIABLE] = os.path.abspath(os.environ[VARIABLE])  # wherever they are started
     sys.meta_path.insert(0, _Finder())
 
 
 def path(layer: str) -> Path:
     """The package's own file of a layer; raises LayerError where there is none."""
-    file = Path(__file__).with_name(f"{layer}.py")
-    if layer not in LAYERS or not file.exists():
-        there = [name for name in LAYERS if file.with_name(f"{name}.py").exists()]
-        raise LayerError(f"{layer!r} is no layer: the layers are {', '.join(there)}")
-    return file
+    files = {name: file for name in LAYERS if (file := Path(__file__).with_name(f"{name}.py")).exists()}
+    if layer not in files:
+        raise LayerError(f"{layer!r} is no layer: the layers are {', '.join(files)}")
+    return files[layer]
 
 
 def read(file: Path) -> str:
@@ -105,7 +108,7 @@ def names(text: str, start: int, stop: int) -> list[str]:
     return [name for node in touched for name in bound(node)]
 
 
-def bound(node: ast.stmt) -> Iterator[str]:
+def bound(node: ast.AST) -> Iterator[str]:
     """The names that a statement of a module binds, those inside `if` and `try` included."""
     match node:
         case ast.ImportFrom(module="__future__"):
@@ -114,9 +117,10 @@ def bound(node: ast.stmt) -> Iterator[str]:
             yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             yield node.name
+        case ast.Name(ctx=ast.Store()):
+            yield node.id
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            return  # its names are its own
         case _:
-            for child in ast.walk(node):
-                if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-                    yield child.id
-                elif child is not node and isinstance(child, ast.stmt):
-                    yield from bound(child)
+            for child in ast.iter_child_nodes(node):
+                yield from bound(child)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from mooncake_edu import layers
 from mooncake_edu.model import hub
 from mooncake_edu.model.sources import Unavailable
 from tests.through import pytest_addoption, pytest_configure, pytest_ignore_collect
@@ -43,6 +44,14 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "browser": (lambda: shutil.which("chromium") is not None, "no Chromium"),
 }
 """Per mark: whether this machine has what it needs, and the reason of the skip where it has not."""
+
+
+def pytest_sessionstart() -> None:
+    """Refuse in one line to test a reader's own layers that are not there."""
+    try:
+        layers.replaced()
+    except layers.LayerError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
