@@ -2,7 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS ?= notebooks,test
+EXTRAS ?= book,test
 ifndef PYTHON
 PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -12,9 +12,10 @@ comma := ,
 READY := $(VENV)/.ready-$(subst /,_,$(PYTHON))-$(subst $(comma),_,$(EXTRAS))
 PYTEST_ARGS ?=
 LAB_ARGS ?=
+BOOK_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lab bench peers test-gpu lint clean
+.PHONY: help setup demo test lab book bench peers test-gpu lint clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,9 @@ test: $(READY) ## Set up, then run all tests
 
 lab: $(READY) ## Set up, then open JupyterLab on the notebooks
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS) notebooks
+
+book: $(READY) ## Set up, then run the chapters and build the book from them
+	$(BIN)/python book/build.py $(BOOK_ARGS)
 
 bench: $(READY) ## Set up, then measure engine and hashing
 	$(BIN)/mooncake-edu bench engine

@@ -34,11 +34,11 @@ KVCACHE_TOKEN_BYTES = 2 * 30 * 3 * 64 * 4
 EXTRAS = {
     "gguf": ("gguf", "sentencepiece", "accelerate"),
     "notebooks": ("jupyterlab", "ipywidgets"),
-    "book": ("sphinx", "myst_nb", "sphinx_book_theme"),
+    "book": ("sphinx", "myst_nb", "sphinx_book_theme", "latex2mathml"),
     "serve": ("fastapi", "uvicorn"),
     "cluster": ("ray",),
     "rdma": ("pyverbs",),
-    "test": ("pytest", "pytest_timeout", "xdist", "hypothesis", "nbmake", "ruff", "mypy"),
+    "test": ("pytest", "pytest_timeout", "xdist", "hypothesis", "nbmake", "playwright", "ruff", "mypy"),
 }
 """What each extra of the package brings, by the name it is imported under."""
 

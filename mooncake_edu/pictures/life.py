@@ -14,6 +14,7 @@ from mooncake_edu.pictures.palette import COMPUTED, DECODED, EVICTED, INK, MOVIN
 LAYERS = 7
 ROW = 34  # pixels
 GREY = "rgba(128, 134, 145, 0.16)"
+NARROW = 0.1  # of the picture: too little for a word
 SECONDS_FROM = 10.0  # a longer life is told in seconds, a shorter one in milliseconds
 
 
@@ -138,9 +139,10 @@ def _add_reused(figure: go.Figure, rows: Rows, zero: float, scale: float) -> Non
 def _add_tokens(figure: go.Figure, rows: Rows, tokens: Reals, zero: float, scale: float) -> None:
     """When the prompt came, and when each token went back to the reader."""
     if tokens.size:
-        first = (tokens[0] - zero) * scale
+        first, life_time = (tokens[0] - zero) * scale, (rows.end.max() - zero) * scale
+        name = "TTFT" if first > NARROW * life_time else ""
         figure.add_scatter(
-            mode="lines+text", x=[0, first / 2, first], y=[TOKENIZER.label] * 3, text=["", "TTFT", ""],
+            mode="lines+text", x=[0, first / 2, first], y=[TOKENIZER.label] * 3, text=["", name, ""],
             textposition="top center", showlegend=False, hoverinfo="skip", line={"color": INK, "width": 1.5},
             textfont={"color": INK, "size": 13},
         )  # fmt: skip

@@ -48,7 +48,9 @@ def waits(log: EventLog, request: str, ttft_slo: float | None = None, tbt_slo: f
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title="wait for it (ms)", row=1, col=1)
     figure.update_layout(height=380)
-    return finish(figure, f"The wait for each token of {request}", _finding(times, ttft, table.tbt[line], tbt_slo))
+    return finish(
+        figure, f"The wait for each token of request {request}", _finding(times, ttft, table.tbt[line], tbt_slo)
+    )
 
 
 def _finding(times: Reals, ttft: Reals, tbt: float, tbt_slo: float | None) -> str:

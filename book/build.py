@@ -1,0 +1,61 @@
+"""Builds the book: `python book/build.py` runs the chapters and writes a site that opens from disk, without a network."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+from sphinx.cmd.build import build_main
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+import chapters as pages  # noqa: E402
+
+from mooncake_edu.course.cells import chapters  # noqa: E402
+from mooncake_edu.course.editions import for_student, index  # noqa: E402
+
+BOOK = Path(__file__).parent
+NOTEBOOKS = BOOK.parent / "notebooks"
+PLACE = "<!-- what the chapters hold -->"
+"""Where in the instructor's page the tables of sections and exercises go."""
+
+
+def main() -> int:
+    """Build from the command line; returns Sphinx's exit status."""
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="the folder of the chapters")
+    reader.add_argument("--out", type=Path, default=BOOK.parent / "build" / "book", help="a folder for the book")
+    reader.add_argument("--size", default="tiny", help="the size to run the chapters at: tiny, cpu or gpu")
+    asked = reader.parse_args()
+    return build(asked.notebooks, asked.out, asked.size)
+
+
+def build(notebooks: Path, out: Path, size: str) -> int:
+    """Run the chapters, write the site to `out`/html; returns Sphinx's exit status."""
+    source, html = out / "source", out / "html"
+    for old in (source, html):
+        shutil.rmtree(old, ignore_errors=True)
+    shutil.copytree(BOOK, source, ignore=shutil.ignore_patterns("*.py", "__pycache__", "static"))
+    (source / "notebooks").mkdir()
+    there = chapters(notebooks)
+    for chapter in there:
+        page = pages.to_page(pages.run(chapter.path, size, out / "data"))
+        nbformat.write(page, source / "notebooks" / chapter.path.name)
+    instructor = source / "instructor.md"
+    at_a_glance = index([chapter.content for chapter in there]).partition("\n")[2]
+    instructor.write_text(instructor.read_text(encoding="utf-8").replace(PLACE, at_a_glance), encoding="utf-8")
+    status = build_main(["-W", "--keep-going", "-q", "-c", str(BOOK), str(source), str(html)])
+    for chapter in there if not status else []:  # what is offered for download is what a student works with
+        student = json.dumps(for_student(chapter.content, chapter.path.name), indent=1, ensure_ascii=False)
+        (html / "_sources" / "notebooks" / chapter.path.name).write_text(student + "\n", encoding="utf-8")
+    if not status:
+        print(f"open {html / 'index.html'}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
