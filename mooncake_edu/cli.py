@@ -121,9 +121,21 @@ def main() -> None:
     sys.exit(status)
 
 
+UsageError: Any = typer.BadParameter.__base__
+"""What the parser raises; typer shows no other name for it."""
+
+
 def _run() -> int:
     try:
-        app(prog_name="mooncake-edu")
+        status = app(prog_name="mooncake-edu", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except UsageError as error:
+        asked, message = error.ctx.command_path if error.ctx else "mooncake-edu", error.format_message()
+        if message.startswith("Usage:"):  # no command was named: the whole help
+            print(message, file=sys.stderr)
+        else:
+            _refuse(f"{message} (see `{asked} --help`)")
+        return 2
     except UserError as error:
         _refuse(str(error))
         return 2

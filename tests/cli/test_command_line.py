@@ -62,12 +62,27 @@ def test_the_version_is_the_package_s(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(["demoo"], "'demo'"), (["--nope"], "--nope"), (["generate", "x", "--top-k", "many"], "--top-k"), ([], "Usage")],
+    [
+        (["demoo"], "'demo'"),
+        (["--nope"], "--nope"),
+        (["generate", "x", "--top-k", "many"], "--top-k"),
+        (["demo", "--turns", "0"], "--turns"),
+        (["models", "fetch"], "mooncake-edu models fetch --help"),
+    ],
 )
-def test_wrong_usage_exits_with_2_and_names_what_is_wrong(run: Run, arguments: list[str], word: str) -> None:
+def test_wrong_usage_is_one_line_that_names_what_is_wrong_and_exits_with_2(
+    run: Run, arguments: list[str], word: str
+) -> None:
+    ended = run(*arguments)
+    assert (ended.status, ended.out) == (2, "")
+    assert word in ended.err and ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["models"], ["bench"]])
+def test_where_no_command_is_named_the_help_lists_them_and_the_status_is_2(run: Run, arguments: list[str]) -> None:
     ended = run(*arguments)
     assert ended.status == 2
-    assert word in ended.err + ended.out
+    assert "Usage: mooncake-edu" in ended.err and "Commands:" in ended.err
 
 
 def refuse() -> None:
