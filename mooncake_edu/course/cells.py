@@ -14,7 +14,7 @@ from mooncake_edu import __version__
 from mooncake_edu.errors import UserError
 
 EXTENSION = "%load_ext mooncake_edu.course"
-HEADER = re.compile(r"%%layer (\w+) (\d+)-(\d+)")
+HEADER = re.compile(r"%%layer\s+(\w+)\s+(\d+)\s*-\s*(\d+)\s*")
 
 Cell = dict[str, Any]
 
@@ -117,7 +117,8 @@ def find_listing(cell: Cell) -> Listing | None:
     header, _, body = source(cell).partition("\n")
     if cell["cell_type"] != "code" or not header.startswith("%%layer"):
         return None
-    match = HEADER.fullmatch(header.rstrip())
+    match = HEADER.fullmatch(header)
     if match is None:
-        raise ChapterError(f"cell {cell.get('id', '?')} begins {header!r}: write %%layer FILE FIRST-LAST")
+        place = f"cell {cell['id']} begins " if "id" in cell else ""
+        raise ChapterError(f"{place}{header!r}: write %%layer FILE FIRST-LAST")
     return Listing(cell, match[1], int(match[2]), int(match[3]), body.rstrip("\n").split("\n") if body.strip() else [])

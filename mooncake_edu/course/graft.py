@@ -86,7 +86,7 @@ class Graft:
         self._journal, self._replaced = Journal(), []
         try:
             self._journal.watch(vars(self._module))
-            self._run(ast.parse(old), ast.parse(new, self._file), new)
+            self._run(ast.parse(old), ast.parse(new))
         except BaseException:
             self._journal.undo()
             raise
@@ -98,13 +98,12 @@ class Graft:
     def _file(self) -> str:
         return str(self._module.__file__)
 
-    def _run(self, old: ast.Module, new: ast.Module, text: str) -> None:
+    def _run(self, old: ast.Module, new: ast.Module) -> None:
         """Run each statement that is new, binds or mentions a name that is, or is a definition that has moved."""
-        whole = compile(text, self._file, "exec", dont_inherit=True)  # finds what only the compiler does
-        flags = whole.co_flags & annotations.compiler_flag  # a module may have this import or not, as this one has
+        flags = self._flags(new)
         before, after = _binders(old), _binders(new)
         places = {(ast.dump(node), node.lineno) for node in old.body}
-        known = {dump for dump, _ in places}
+        known = {dump for dump, _ in places} if flags == self._flags(old) else set()
         rebound = {name for name in after if before.get(name) != after[name]}
         changed = before.keys() - after.keys()
         for name in changed:
@@ -117,6 +116,11 @@ class Graft:
             if fresh or (defines and (dump, node.lineno) not in places):
                 code = compile(ast.Module([node], []), self._file, "exec", flags, dont_inherit=True)
                 changed |= self._statement(code, fresh) | (binds if fresh and defines else set())
+
+    def _flags(self, tree: ast.Module) -> int:
+        """Whether a text has this module's import from the future; raises SyntaxError for what only compilers find."""
+        whole = compile(tree, self._file, "exec", dont_inherit=True)
+        return whole.co_flags & annotations.compiler_flag
 
     def _statement(self, code: CodeType, fresh: bool) -> set[str]:
         """Run a statement and merge what it binds; returns the names that stand for another object than before."""

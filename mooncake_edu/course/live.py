@@ -43,11 +43,19 @@ class LiveLayer:
         if the listing is not as printed and cannot be used.
         """
         edits = {place: lines for place, lines in self.edits.items() if place != (listing.start, listing.stop)}
+        for first, last in edits:
+            if first <= listing.stop and listing.start <= last:
+                raise EditError(f"{listing.place} overlaps the edited lines {first}-{last}: run those as printed first")
         if self._lines[listing.start - 1 : listing.stop] != listing.lines:
             self._refuse_other_version(listing, wanted)
-            self._refuse_wrong_lines(listing, edits)
+            self._refuse_wrong_lines(listing)
             edits[listing.start, listing.stop] = listing.lines
+        was_edited = (listing.start, listing.stop) in self.edits
         notes = self._change(edits, listing) if edits != self.edits else []
+        if (listing.start, listing.stop) in edits:
+            notes.insert(0, f"{listing.place} differs from the package's, and is live. {self._edited()}")
+        elif was_edited:
+            notes.insert(0, f"{listing.place} is the package's again. {self._edited()}")
         start = listing.start + _shift(edits, listing.start)
         names = layers.names(self._text, start, start + len(listing.lines) - 1)
         return {name: self._names[name] for name in names if name in self._names}, notes
@@ -65,7 +73,7 @@ class LiveLayer:
             f" that the chapter was printed from, {wanted[1]} ({wanted[0]}): pip install mooncake-edu=={wanted[1]}"
         )
 
-    def _refuse_wrong_lines(self, listing: Listing, edits: Edits) -> None:
+    def _refuse_wrong_lines(self, listing: Listing) -> None:
         start, stop, count = listing.start, listing.stop, len(self._lines)
         if not 1 <= start <= stop <= count:
             raise EditError(f"{listing.place}: the file has lines 1-{count}: write the numbers as they were printed")
@@ -73,9 +81,6 @@ class LiveLayer:
         after = next((number for number in range(stop + 1, count + 1) if self._lines[number - 1].strip()), None)
         if start not in starts or after not in starts | {None}:
             raise EditError(f"{listing.place} cuts a statement: write the numbers as they were printed")
-        for first, last in edits:
-            if first <= stop and start <= last:
-                raise EditError(f"{listing.place} overlaps the edited lines {first}-{last}: run those as printed first")
 
     def _change(self, edits: Edits, listing: Listing) -> list[str]:
         text = compose(self._lines, edits)
@@ -85,11 +90,13 @@ class LiveLayer:
             raise EditError(self._explain(error, listing, edits)) from error
         self._text, self.edits = text, edits
         # no time of change, so that nobody looks into the file again
-        linecache.cache[str(self.file)] = (len(text), None, text.splitlines(keepends=True), str(self.file))
-        mine = (listing.start, listing.stop) in edits
-        state = "differs from the package's now, and is live" if mine else "is the package's again"
-        edited = ", ".join(f"{first}-{last}" for first, last in sorted(edits)) or "none"
-        return [f"{listing.place} {state}. Edited listings: {edited}.", *notes]
+        lines = [line + "\n" for line in text.removesuffix("\n").split("\n")]
+        linecache.cache[str(self.file)] = (len(text), None, lines, str(self.file))
+        return notes
+
+    def _edited(self) -> str:
+        places = ", ".join(f"{first}-{last}" for first, last in sorted(self.edits))
+        return f"Edited listings: {places or 'none'}."
 
     def _explain(self, error: Exception, listing: Listing, edits: Edits) -> str:
         """One line on an error: in which line of the cell it is, if it is there."""

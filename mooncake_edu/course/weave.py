@@ -83,6 +83,10 @@ def fix(chapter: Chapter) -> bool:
         if chapter.digest not in (None, digest):
             borders = move(chapter.listings, lines, sorted(layers.starts(text)))
         for listing, (start, stop) in zip(chapter.listings, borders, strict=True):
+            if listing.layer != chapter.layer:
+                raise ChapterError(
+                    f"{chapter.path.name}, {listing}: this chapter prints {chapter.layer}: mend its header"
+                )
             if not 1 <= start <= stop <= len(lines):
                 raise ChapterError(f"{chapter.path.name}, {listing}: {chapter.layer}.py has lines 1-{len(lines)}")
             listing.start, listing.stop, listing.lines = start, stop, lines[start - 1 : stop]

@@ -89,7 +89,7 @@ def printed(first: str, after: str, layer: str = "kvcache") -> Printed:
     """The listing from the line that begins with `first` up to the one that begins with `after`."""
     lines = layers.read(layers.path(layer)).split("\n")
     start = next(number for number, line in enumerate(lines, 1) if line.startswith(first))
-    stop = next(number for number, line in enumerate(lines, 1) if number > start and line.startswith(after)) - 1
+    stop = next((n for n, line in enumerate(lines, 1) if n > start and line.startswith(after)), len(lines) + 1) - 1
     while not lines[stop - 1].strip():
         stop -= 1
     return Printed(layer, start, stop, "\n".join(lines[start - 1 : stop]))

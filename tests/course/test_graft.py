@@ -397,6 +397,17 @@ def test_lines_move_with_the_text_above_them(toy: Any) -> None:
         assert f"def {function.__name__}" in "".join(lines[function.__code__.co_firstlineno - 1 :][:2])
 
 
+def test_annotations_are_values_once_the_text_does_not_put_them_off(toy: Any) -> None:
+    future = "from __future__ import annotations\n"
+    t = toy(future + "\ndef f(x: int): pass\n\ndef g(x: Nothing): pass\n")
+    with pytest.raises(NameError, match="Nothing"):
+        t.graft.run(t.text, t.text.replace(future, ""))
+    assert t.layer.f.__annotations__ == {"x": "int"}
+    t.edit("Nothing", "float")
+    t.edit(future, "")
+    assert (t.layer.f.__annotations__, t.layer.g.__annotations__) == ({"x": int}, {"x": float})
+
+
 def test_no_pattern_stays_among_the_subclasses(toy: Any) -> None:
     t = toy(CLASS)
     t.edit("size = 1", "size = 2")

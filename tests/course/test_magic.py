@@ -82,9 +82,10 @@ def test_imports_of_a_listing_are_bound_without_that_of_the_future(shell: Shell)
 def test_an_edit_of_a_part_of_a_class_reaches_whoever_has_it_and_goes_back(shell: Shell) -> None:
     out = edit(shell, ALLOCATE, "        return blocks", "        return [-block for block in blocks]")
     lines = f"{ALLOCATE.start}-{ALLOCATE.stop}"
-    assert out == f"kvcache {lines} differs from the package's now, and is live. Edited listings: {lines}.\n"
+    assert out == f"kvcache {lines} differs from the package's, and is live. Edited listings: {lines}.\n"
     assert shell.show("take(2), pool.allocate(1)") == "[0, -1] [-2]"
     assert shell.show("engine.BlockPool is scheduler.BlockPool is Imported is BlockPool is type(pool)") == "True"
+    assert edit(shell, ALLOCATE, "        return blocks", "        return [-block for block in blocks]") == out
     out = shell.run(ALLOCATE.cell()).out
     assert out == f"{ALLOCATE.place} is the package's again. Edited listings: none.\n"
     assert shell.show("take(1)") == "[3]"
@@ -210,8 +211,21 @@ def test_an_edit_of_the_wrong_lines_is_refused(shell: Shell, start: int, stop: i
 
 def test_an_edit_that_overlaps_another_is_refused(shell: Shell) -> None:
     edit(shell, ALLOCATE, "return blocks", "return list(blocks)")
-    ran = shell.run(f"%%layer kvcache {POOL.start}-{ALLOCATE.stop}\nclass BlockPool:\n    pass")
-    assert ran.error == "EditError" and f"overlaps the edited lines {ALLOCATE.start}-{ALLOCATE.stop}" in ran.said
+    both = printed("class BlockPool", "    def _reuse")
+    for cell in (both.cell(), both.cell("return blocks", "return []")):
+        ran = shell.run(cell)
+        assert ran.error == "EditError" and f"overlaps the edited lines {ALLOCATE.start}-{ALLOCATE.stop}" in ran.said
+
+
+def test_spaces_in_a_header_do_not_matter(shell: Shell) -> None:
+    ran = shell.run(f"%%layer  kvcache {ALLOCATE.start} - {ALLOCATE.stop} \n{ALLOCATE.text}")
+    assert (ran.out, ran.error) == ("", "")
+
+
+def test_lines_are_counted_as_python_counts_them(shell: Shell) -> None:
+    edit(shell, ALLOCATE, "Take `count`", "Take\x0c\u2028`count`")
+    shell.run("import inspect")
+    assert shell.show("inspect.getsource(BlockPool.share)").startswith("    def share(")
 
 
 @pytest.mark.parametrize("line", ["", "kvcache", "kvcache 5", "nothing 1-2", "errors 1-2", "kvcache 2-1"])

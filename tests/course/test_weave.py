@@ -235,6 +235,12 @@ def test_numbers_outside_the_file_are_refused(tmp_path: Path, package: Path) -> 
         weave.fix(chapter)
 
 
+def test_a_listing_of_another_layer_is_not_rewritten(chapter: Chapter) -> None:
+    change(chapter, "l6", "store", "kvcache")
+    with pytest.raises(ChapterError, match=r"cell l6 \(kvcache 6-12\): this chapter prints store"):
+        weave.fix(Chapter(chapter.path))
+
+
 PIECES = [
     "import math",
     "X = 1",
