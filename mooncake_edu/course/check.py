@@ -64,9 +64,9 @@ class Exercise:
     """One exercise and how its answers are judged.
 
     `cases` yields inputs, the smallest first: finite, the same each time, each with a short repr that a reader
-    understands. `judge` runs an answer on one of them; what the answer raises need not be caught, and if it changed
-    a case that it was handed, that is found without it. `own` names the package's objects that are no answer.
-    `picture` draws from the answer's own doing on the failing case, or the last.
+    understands. `judge` runs an answer on one of them, without a GPU; what the answer raises need not be caught, and
+    if it changed a case that it was handed, that is found without it. `own` names the package's objects that are no
+    answer. `picture` draws from the answer's own doing on the failing case, or the last.
     """
 
     number: str

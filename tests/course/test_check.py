@@ -290,6 +290,52 @@ def test_an_answer_that_hangs_in_c_is_ended_with_its_process(answer: Any) -> Non
         os.waitpid(-1, os.WNOHANG)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a copy of the process is ended")
+def test_a_reader_who_interrupts_a_check_leaves_nothing_running() -> None:
+    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        judge(exercise(), loops_for_ever)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a copy of the process is ended")
+def test_what_an_answer_starts_ends_with_it(tmp_path: Path) -> None:
+    def answer(values: list[int]) -> list[int]:
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "600"])
+        (tmp_path / "pid").write_text(str(child.pid))
+        return loops_for_ever(values)
+
+    judge(exercise(), answer, STEP_S)
+    state = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
+    deadline = time.monotonic() + 10
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a copy of the process has other streams")
+def test_input_is_at_its_end_and_output_beside_print_goes_nowhere(capfd: pytest.CaptureFixture[str]) -> None:
+    def answer(values: list[int]) -> list[int]:
+        os.write(1, b"past print")
+        return [int(input("a number? "))]
+
+    verdict = judge(exercise(), answer)
+    assert verdict.where.endswith("EOFError: a check gives no input")
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only what another process sends is limited")
+def test_a_result_too_large_to_show_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LONGEST", 100_000)
+    verdict = judge(exercise(picture=lambda answer, case: bars(lambda case: [1.5] * 200_000, case)), sort)
+    assert verdict.status == PASSED
+    assert verdict.note == "the picture is missing: drawing it gave a result too large to show"
+
+
 def test_in_a_thread_a_hang_in_c_gets_its_verdict_and_the_reader_is_told_what_goes_on() -> None:
     stop = threading.Event()
 
