@@ -13,6 +13,7 @@ from mooncake_edu.pictures.palette import COMPUTED, EVICTED, FREE, INK, MOVING, 
 
 NEUTRAL = "rgba(128, 134, 145, 0.13)"
 FRAME_MS = 1100
+LINE = 10  # letters of a block on one line
 AXIS = 46  # pixels of the numbers and the title under a plot
 WHITE = {"color": "white", "size": 13}
 
@@ -69,9 +70,9 @@ def costs(lengths: Sequence[int], ways: Mapping[str, Sequence[float]], unit: str
     figure.update_yaxes(title=unit, type="log")
     figure.update_layout(height=400)
     longer = lengths[-1] / lengths[0]
-    said = ", ".join(f"{name} {values[-1] / values[0]:,.0f} times" for name, values in ways.items())
+    said = "; ".join(f"{name}, {values[-1] / values[0]:,.0f} times as many {unit}" for name, values in ways.items())
     return finish(figure, "What it costs to make all keys of a prompt",
-                  f"A prompt {longer:,.0f} times as long costs as many times more: {said}.")  # fmt: skip
+                  f"A prompt {longer:,.0f} times as long takes, {said}.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _chain_bars(base: Chain, version: Chain) -> list[go.Bar]:
     places = list(range(len(base.keys)))
     other = [a != b for a, b in zip(base.texts, version.texts, strict=True)]
     new = [a != b for a, b in zip(base.keys, version.keys, strict=True)]
-    texts = list(version.texts)
+    texts = [_folded(text) for text in version.texts]
     keys = [f"<b>{key.hex()[:6]}</b>" for key in version.keys]
     plain = Paint("tokens as before", NEUTRAL, "")
     return [
@@ -119,6 +120,12 @@ def _chain_bars(base: Chain, version: Chain) -> list[go.Bar]:
                keys, "white"),
         _boxes(COMPUTED._replace(label="new key: computed"), places, new, 0, 1, keys, "white"),
     ]  # fmt: skip
+
+
+def _folded(text: str) -> str:
+    """A long text on two lines."""
+    middle = -(-len(text) // 2)
+    return text if len(text) <= LINE else f"{text[:middle]}<br>{text[middle:]}"
 
 
 def _boxes(paint: Paint, places: list[int], shown: list[bool], base: float, height: float, texts: list[str],
