@@ -144,6 +144,40 @@ def test_super_reaches_the_base_in_a_method_that_is_new_in_an_edited_class(toy: 
     assert child.name() == "base child"
 
 
+def test_super_reaches_the_base_through_whatever_wraps_a_method(toy: Any) -> None:
+    t = toy("""
+        from contextlib import contextmanager
+
+        class Base:
+            one = two = three = 1
+
+            def four(self):
+                return 1
+
+        class Child(Base):
+            pass
+        """)
+    child = t.user.Child()
+    t.edit(
+        "    pass\n",
+        """
+    @property
+    def one(self):
+        return super().one + 1
+
+    @classmethod
+    def two(cls):
+        return super().two + 1
+
+    @contextmanager
+    def four(self):
+        yield super().four() + 1
+""",
+    )
+    with child.four() as four:
+        assert (child.one, child.two(), four) == (2, 2, 2)
+
+
 def test_a_removed_method_is_gone_and_the_base_s_shows_again(toy: Any) -> None:
     t = toy(CLASS)
     child, text = t.user.Child(), t.text
@@ -158,8 +192,11 @@ def test_a_removed_method_is_gone_and_the_base_s_shows_again(toy: Any) -> None:
 def test_an_abstract_class_demands_what_its_edit_makes_abstract(toy: Any) -> None:
     t = toy("from abc import ABC, abstractmethod\n\nclass Policy(ABC):\n    def pick(self):\n        return 1\n")
     policy, text = t.user.Policy(), t.text
+    t.user.Policy.register(int)
     t.edit("    def pick", "    @abstractmethod\n    def pick")
-    assert isinstance(policy, t.layer.Policy) and isinstance(t.layer.Policy, abc.ABCMeta)
+    assert (
+        isinstance(policy, t.layer.Policy) and isinstance(1, t.layer.Policy) and isinstance(t.layer.Policy, abc.ABCMeta)
+    )
     with pytest.raises(TypeError, match="abstract"):
         t.user.Policy()
     t.become(text)
@@ -215,9 +252,9 @@ def test_other_slots_make_another_class_everywhere_and_the_note_says_who_has_the
     t = toy(DATACLASS, "Pair as Two")
     before, kept, text = t.user.Two, [t.user.Two(1, 2) for _ in range(3)], t.text
     heir = type("Heir", (before,), {"__module__": t.user.__name__})
-    t.user.Heir = heir
+    t.user.Heir, t.user.alias = heir, before
     notes = t.edit("    right: int\n", "    right: int\n    more: int = 0\n")
-    assert t.user.Two is t.layer.Pair is not before
+    assert t.user.Two is t.user.alias is t.layer.Pair is not before
     assert t.layer.Holder().swap() == t.user.Two(2, 1, 0)
     assert notes == [
         "Pair was replaced, since its slots changed; still with the old one: 3 objects, the subclass Heir."
@@ -265,6 +302,22 @@ def test_other_members_make_another_enum_everywhere_and_the_first_comes_back(toy
     assert t.user.Kind is t.layer.Kind is before and t.layer.Kind.HOT is hot
 
 
+def test_a_named_tuple_stays_itself_while_its_fields_do(toy: Any) -> None:
+    t = toy("""
+        from typing import NamedTuple
+
+        class Pair(NamedTuple):
+            a: int
+
+            def sum(self):
+                return self.a
+        """)
+    pair = t.user.Pair(3)
+    assert t.edit("return self.a", "return -self.a") == [] and pair.sum() == -3
+    t.edit("    a: int\n", "    a: int\n    b: int\n")
+    assert t.user.Pair(1, 2).b == 2 and type(pair) is not t.user.Pair and pair.sum() == -3
+
+
 def test_other_bases_make_another_class_and_so_do_its_subclasses(toy: Any) -> None:
     t = toy("class A:\n    v = 1\n\nclass B:\n    v = 2\n\nclass C(A):\n    pass\n\nclass D(C):\n    w = 3\n")
     before, text = (t.user.C, t.user.D), t.text
@@ -302,6 +355,12 @@ def test_a_constant_reaches_those_who_import_it_and_nobody_who_has_an_equal_one(
     t.edit("LIMIT = 4", "LIMIT = 5")
     assert (t.user.most, t.user.TWICE, t.layer.limit()) == (5, 10, (5, 10))
     assert t.user.other == 4
+
+
+def test_what_the_text_does_when_imported_it_does_once(toy: Any) -> None:
+    t = toy("import sys\n\nsys.modules[__name__].times = getattr(sys.modules[__name__], 'times', 0) + 1\n\nX = 1\n")
+    t.edit("X = 1", "\n\nX = 2")
+    assert (t.layer.times, t.layer.X) == (1, 2)
 
 
 def test_state_that_no_edit_touches_stays(toy: Any) -> None:
@@ -353,6 +412,17 @@ def test_an_edit_that_fails_leaves_everything_as_it_was(
     assert dict(vars(t.user.Child)) == attributes and dict(vars(t.layer)) == names
     assert (child.name(), child.size, child.area, child.two()) == ("base child", 1, 1, 2)
     assert t.edit('"base"', '"good"') == [] and child.name() == "good child"
+
+
+def test_an_edit_that_fails_late_takes_back_what_it_rebound_elsewhere(toy: Any) -> None:
+    t = toy(DATACLASS + "\nLAST = 1\n")
+    pair = t.user.Pair
+    with pytest.raises(ZeroDivisionError):
+        t.edit("    right: int\n", "    right: int\n    more: int\n\n    size = 1 // 0\n")
+    for old, new in (("    right: int\n", "    right: int\n    more: int = 1\n"), ("left: int", "left: int | None")):
+        with pytest.raises(ZeroDivisionError):
+            t.graft.run(t.text, t.text.replace(old, new).replace("LAST = 1", "LAST = 1 // 0"))
+        assert t.user.Pair is t.layer.Pair is pair and t.layer.LAST == t.user.LAST == 1
 
 
 def test_a_removed_function_is_gone_from_the_module_and_the_note_says_who_has_it(toy: Any) -> None:

@@ -168,6 +168,15 @@ def test_a_chapter_that_agrees_is_not_touched(chapter: Chapter) -> None:
     assert chapter.path.read_bytes() == before
 
 
+def test_a_cell_keeps_the_form_of_its_text_and_the_file_its_mode(chapter: Chapter) -> None:
+    chapter.cells[2]["source"] = source(chapter.cells[2]).replace("math", "maths")
+    chapter.path.chmod(0o640)
+    assert weave.fix(chapter)
+    chapter.write()
+    assert Chapter(chapter.path).cells[2]["source"] == "\n".join(["%%layer store 1-3", *LAYER.split("\n")[:3]])
+    assert chapter.path.stat().st_mode & 0o777 == 0o640
+
+
 def test_what_is_edited_in_a_chapter_is_printed_again_and_nothing_else_changes(chapter: Chapter) -> None:
     before = chapter.path.read_bytes()
     change(chapter, "l6", "First.", "Best.")
