@@ -1,4 +1,4 @@
-"""Builds the book: `python book/build.py` runs the chapters and writes a site that opens from disk, without a network."""
+"""Builds the book: `python book/build.py` runs the chapters and writes a site that opens from disk, offline."""
 
 from __future__ import annotations
 

@@ -30,8 +30,10 @@ def run(path: Path, size: str, folder: Path) -> Cell:
         "PLOTLY_RENDERER": "plotly_mimetype",
     }  # fmt: skip
     print(f"running {path.name} at {size}", file=sys.stderr)
-    client = NotebookClient(notebook, timeout=CELL_S, kernel_name="python3",
-                            resources={"metadata": {"path": str(path.parent)}})  # fmt: skip
+    client = NotebookClient(
+        notebook, timeout=CELL_S, kernel_name="python3", extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str(path.parent)}},
+    )  # fmt: skip
     return client.execute(env=env)
 
 

@@ -31,6 +31,7 @@ html_static_path = ["static", str(Path(plotly.__file__).parent / "package_data" 
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system has it
 html_css_files = ["book.css"]
 html_show_sphinx = False
+html_show_search_summary = False  # it fetches pages, which browsers refuse to those opened from disk
 html_last_updated_fmt = None
 html_theme_options: dict[str, object] = {
     "use_download_button": True,

@@ -1,0 +1,74 @@
+"""Books that are really built: a small one of one chapter, and that of the course."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.notebooks import small
+
+ROOT = Path(__file__).parents[2]
+BUILD_S = 1500
+
+FIGURE = """
+from mooncake_edu.pictures.map import course_map
+course_map()
+"""
+TABLE = """
+from IPython.display import Markdown
+Markdown("| a | b |\\n|---|---|\\n| one | two |")
+"""
+TURN = """
+import ipywidgets
+number = ipywidgets.IntSlider(value=3, max=9)
+ipywidgets.VBox([number, ipywidgets.interactive_output(lambda number: print(number), {"number": number})])
+"""
+
+
+@dataclass(frozen=True)
+class Book:
+    """A build: its exit status, what it said, and the folder of its pages."""
+
+    status: int
+    said: str
+    pages: Path
+
+
+def build(notebooks: Path, out: Path) -> Book:
+    """Run the command behind `make book`."""
+    command = [sys.executable, str(ROOT / "book" / "build.py"), "--notebooks", str(notebooks), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BUILD_S)
+    return Book(done.returncode, done.stdout + done.stderr, out / "html")
+
+
+def write_small(folder: Path, prose: str = "With $a$ and $b$,\n\n$$a \\le \\frac{b}{2} .$$") -> Path:
+    """A folder with one chapter that holds one of everything that a page must show."""
+    notebook = small.chapter("%load_ext mooncake_edu.course\n%chapter", [], layer=None, number=0)
+    first = (ROOT / "mooncake_edu" / "kvcache.py").read_text(encoding="utf-8").split("\n")[0]
+    notebook["cells"] += [
+        small.markdown("formula", prose),
+        small.code("figure", FIGURE.strip()),
+        small.code("table", TABLE.strip()),
+        small.code("listing", f"%%layer kvcache 1-1\n{first}", "listing"),
+        small.code("turn-it", TURN.strip(), "widget"),
+        *small.exercise("0.1", "answer", "return value", "naive-count")[:2],
+    ]
+    small.write(notebook, folder, "00-start-here.ipynb")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_book(tmp_path_factory: pytest.TempPathFactory) -> Book:
+    """The book of one small chapter."""
+    folder = tmp_path_factory.mktemp("small-book")
+    return build(write_small(folder / "notebooks"), folder / "out")
+
+
+@pytest.fixture(scope="session")
+def whole_book(tmp_path_factory: pytest.TempPathFactory) -> Book:
+    """The book of the course: minutes of work."""
+    return build(ROOT / "notebooks", tmp_path_factory.mktemp("whole-book") / "out")

@@ -1,0 +1,127 @@
+"""The pages in Chromium, from disk and without a network: figures draw, in the light and in the dark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.book.conftest import Book
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+
+WAIT_MS = 60_000
+FADE_MS = 500  # until colours that fade have changed
+SCHEMES = ("light", "dark")
+DRAWN = "[...document.querySelectorAll('.picture-plot')].every(place => place.querySelector('.main-svg'))"
+LUMINANCES = """() => {
+  const light = text => {
+    const [r, g, b] = text.match(/[\\d.]+/g).map(Number);
+    return [r, g, b].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+      .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  };
+  const words = [...document.querySelectorAll('.picture-plot .main-svg :is(.xtick, .legend, .annotation) text')];
+  const ground = getComputedStyle(document.querySelector('figure.picture')).backgroundColor;
+  return [light(ground), ...words.map(word => light(getComputedStyle(word).fill))];
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, as the system has it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """One page, opened from disk; notes what it complains about and what it fetches that is no file."""
+
+    def __init__(self, browser: Any, scheme: str) -> None:
+        self.context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": 1280, "height": 900})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.complaints: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("request", self._note)
+
+    def _note(self, request: Any) -> None:
+        if not request.url.startswith(("file:", "data:", "blob:")):
+            self.complaints.append(f"fetched {request.url}")
+
+    def open(self, page: Path, query: str = "") -> Any:
+        """Open a page and wait until its figures are drawn."""
+        self.page.goto(page.as_uri() + query)
+        self.page.wait_for_function(DRAWN)
+        return self.page
+
+
+@pytest.fixture(params=SCHEMES)
+def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    """A visit in the light, and one in the dark."""
+    visit = Visit(browser, request.param)
+    yield visit
+    visit.context.close()
+
+
+def contrasts(page: Any) -> list[float]:
+    """Of the words in figures against their ground (WCAG 2)."""
+    ground, *words = page.evaluate(LUMINANCES)
+    return [(max(word, ground) + 0.05) / (min(word, ground) + 0.05) for word in words]
+
+
+def test_a_figure_draws_legibly_and_nothing_complains(small_book: Book, visit: Visit) -> None:
+    page = visit.open(small_book.pages / "notebooks" / "00-start-here.html")
+    assert page.locator(".picture-plot .main-svg .shapelayer path").count() > 8
+    words = contrasts(page)
+    assert len(words) > 10 and min(words) > 4.5
+    assert visit.complaints == []
+
+
+def test_the_theme_can_be_switched_and_figures_follow(small_book: Book, browser: Any) -> None:
+    visit = Visit(browser, "light")
+    page = visit.open(small_book.pages / "notebooks" / "00-start-here.html")
+    before = page.evaluate(LUMINANCES)[:2]
+    page.locator(".theme-switch-button:visible").first.click()
+    page.locator('.theme-change-button[data-mode="dark"]:visible').click()
+    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    page.wait_for_timeout(FADE_MS)
+    after = page.evaluate(LUMINANCES)[:2]
+    assert before[0] > before[1] and after[0] < after[1]
+    assert visit.complaints == []
+
+
+def test_words_are_found_by_the_search(small_book: Book, visit: Visit) -> None:
+    page = visit.open(small_book.pages / "search.html", "?q=roofline")
+    page.wait_for_selector("#search-results li a")
+    assert "Glossary" in page.locator("#search-results").inner_text()
+    assert visit.complaints == []
+
+
+def test_a_folded_solution_opens(small_book: Book, visit: Visit) -> None:
+    page = visit.open(small_book.pages / "notebooks" / "00-start-here.html")
+    solution = page.get_by_text("BEGIN SOLUTION")
+    assert not solution.is_visible()
+    page.get_by_text("Show a solution").click()
+    assert solution.is_visible()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_page_of_the_course_draws_all_its_figures(whole_book: Book, visit: Visit) -> None:
+    assert whole_book.status == 0, whole_book.said
+    pages = sorted(whole_book.pages.rglob("*.html"))
+    drawn = 0
+    for page in pages:
+        drawn += visit.open(page).locator(".picture-plot").count()
+    assert drawn > 10
+    assert visit.complaints == []
