@@ -135,10 +135,13 @@ def test_a_line_of_spaces_between_listings_is_found(tmp_path: Path, package: Pat
 
 
 def test_listings_out_of_order_or_twice_are_found(tmp_path: Path, package: Path) -> None:
-    for borders in ((*BORDERS[1:], BORDERS[0]), (*BORDERS[:2], *BORDERS[1:])):
-        assert any(
-            "it begins before line" in line for line in weave.check(notebook(tmp_path / "03.ipynb", LAYER, borders))
-        )
+    assert weave.check(notebook(tmp_path / "03.ipynb", LAYER, (*BORDERS[1:], BORDERS[0]))) == [
+        "03.ipynb, lines 1-3: they stand in no listing",
+        "03.ipynb, cell l1 (store 1-3): it begins before line 30 is over, where the listing before it ends",
+    ]
+    assert weave.check(notebook(tmp_path / "03.ipynb", LAYER, (*BORDERS[:2], *BORDERS[1:]))) == [
+        "03.ipynb, cell l6 (store 6-12): it begins before line 12 is over, where the listing before it ends"
+    ]
 
 
 def test_a_listing_of_more_than_forty_lines_is_found(tmp_path: Path, package: Path) -> None:
