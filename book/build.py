@@ -17,11 +17,12 @@ import chapters as pages  # noqa: E402
 
 from mooncake_edu.course.cells import chapters  # noqa: E402
 from mooncake_edu.course.editions import for_student, index  # noqa: E402
+from mooncake_edu.pictures.map import course_map  # noqa: E402
 
 BOOK = Path(__file__).parent
 NOTEBOOKS = BOOK.parent / "notebooks"
-PLACE = "<!-- what the chapters hold -->"
-"""Where in the instructor's page the tables of sections and exercises go."""
+CHAPTERS, MAP = "<!-- what the chapters hold -->", "<!-- the map -->"
+"""Where pages hold what is made here: tables of sections and exercises, and the picture of the system."""
 
 
 def main() -> int:
@@ -45,9 +46,8 @@ def build(notebooks: Path, out: Path, size: str) -> int:
     for chapter in there:
         page = pages.to_page(pages.run(chapter.path, size, out / "data"))
         nbformat.write(page, source / "notebooks" / chapter.path.name)
-    instructor = source / "instructor.md"
-    at_a_glance = index([chapter.content for chapter in there]).partition("\n")[2]
-    instructor.write_text(instructor.read_text(encoding="utf-8").replace(PLACE, at_a_glance), encoding="utf-8")
+    put(source / "instructor.md", CHAPTERS, index([chapter.content for chapter in there]).partition("\n")[2])
+    put(source / "index.md", MAP, f"```{{raw}} html\n{pages.figure(json.loads(course_map().to_json()))}\n```")
     status = build_main(["-W", "--keep-going", "-q", "-c", str(BOOK), str(source), str(html)])
     for chapter in there if not status else []:  # what is offered for download is what a student works with
         student = json.dumps(for_student(chapter.content, chapter.path.name), indent=1, ensure_ascii=False)
@@ -55,6 +55,11 @@ def build(notebooks: Path, out: Path, size: str) -> int:
     if not status:
         print(f"open {html / 'index.html'}")
     return status
+
+
+def put(page: Path, place: str, text: str) -> None:
+    """Replace the comment that holds a place in a page."""
+    page.write_text(page.read_text(encoding="utf-8").replace(place, text), encoding="utf-8")
 
 
 if __name__ == "__main__":

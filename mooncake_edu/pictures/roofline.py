@@ -62,7 +62,7 @@ def _name_sides(figure: go.Figure, roof: Roof, low: float, high: float, scale: f
     """What limits on either side of the ridge."""
     figure.add_scatter(
         x=[(low * roof.ridge) ** 0.5, (roof.ridge * high) ** 0.5], y=[1.35 * roof.compute / scale] * 2, mode="text",
-        text=["◂ memory is the limit", "arithmetic is the limit ▸"], textfont={"color": INK, "size": 13},
+        text=["◂ memory-bound", "compute-bound ▸"], textfont={"color": INK, "size": 13},
         showlegend=False, hoverinfo="skip", cliponaxis=False,
     )  # fmt: skip
     figure.add_vline(x=roof.ridge, line={"color": INK, "width": 1, "dash": "dash"})

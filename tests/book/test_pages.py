@@ -57,8 +57,14 @@ def test_a_figure_is_data_with_a_text_alternative(page: Path) -> None:
 
 def test_plotly_is_one_file_and_only_pages_with_figures_load_it(page: Path, small_book: Book) -> None:
     assert any("plotly.min.js" in source for source in scripts(page))
-    assert not any("plotly.min.js" in source for source in scripts(small_book.pages / "index.html"))
+    assert not any("plotly.min.js" in source for source in scripts(small_book.pages / "glossary.html"))
     assert len(list(small_book.pages.rglob("plotly*.js"))) == 1
+
+
+def test_the_first_page_shows_the_map_and_leads_to_every_chapter(small_book: Book) -> None:
+    page = small_book.pages / "index.html"
+    assert len(of_class(page, "picture-plot")) == 1
+    assert "notebooks/00-start-here.html" in [attributes.get("href") for _, attributes in tags(page)]
 
 
 def test_formulas_are_mathml_and_no_script_draws_them(page: Path) -> None:
