@@ -354,6 +354,14 @@ def test_a_reader_waits_five_seconds_at_most_for_an_input_and_thirty_for_all() -
     assert (limits.STEP_S, limits.TOTAL_S) == (5.0, 30.0)
 
 
+def test_every_input_has_its_own_seconds(either: str) -> None:
+    def answer(values: list[int]) -> list[int]:
+        time.sleep(0.4)
+        return sort(values)
+
+    assert judge(exercise(), answer, step_s=1.2).status == PASSED  # 1.6 seconds in all
+
+
 def test_many_slow_inputs_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TOTAL_S", 0.5)
 
@@ -586,7 +594,8 @@ def test_no_picture_is_drawn_of_nothing_yet() -> None:
     def answer(values: list[int]) -> list[int]:
         raise NotImplementedError
 
-    assert judge(exercise(picture=bars), answer).picture is None
+    verdict = judge(exercise(picture=bars), answer)
+    assert (verdict.picture, verdict.note) == (None, "")
 
 
 @pytest.mark.parametrize(
