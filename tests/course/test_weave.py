@@ -233,6 +233,12 @@ def test_a_listing_whose_lines_are_gone_is_not_emptied(chapter: Chapter, package
     assert chapter.path.read_bytes() == before
 
 
+def test_a_listing_whose_head_is_gone_begins_with_what_is_left_of_it(tmp_path: Path, package: Path) -> None:
+    lines = [f"x{number} = {number}\n" for number in range(1, 13)]
+    chapter = notebook(tmp_path / "03.ipynb", "".join(lines), ((1, 4), (5, 12)))
+    assert fixed(chapter, package, "".join(lines[:2] + lines[8:])) == [("l1", 1, 2), ("l5", 3, 6)]
+
+
 def test_new_listings_are_filled_by_their_numbers(tmp_path: Path, package: Path) -> None:
     chapter = notebook(tmp_path / "03.ipynb")
     change(chapter, "l6", source(chapter.cells[4]), "%%layer store 6-12")
