@@ -334,10 +334,15 @@ def test_tables_and_defaults_hold_the_objects_that_stay(toy: Any) -> None:
     assert t.layer.TABLE is table and table == {"lru": lru, "pick": pick}
 
 
-def test_a_constant_reaches_those_who_import_it_and_nobody_who_has_an_equal_one(toy: Any) -> None:
+def test_a_constant_reaches_those_who_import_it_and_nobody_who_has_an_equal_one(
+    toy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     t = toy("LIMIT = 4\n\nTWICE = LIMIT * 2\n\ndef limit():\n    return LIMIT, TWICE\n", "LIMIT as most, TWICE")
     t.user.other = t.layer.LIMIT
+    monkeypatch.setattr(sys.modules["__main__"], "LIMIT", t.layer.LIMIT, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "TWICE", 9, raising=False)
     t.edit("LIMIT = 4", "LIMIT = 5")
+    assert (vars(sys.modules["__main__"])["LIMIT"], vars(sys.modules["__main__"])["TWICE"]) == (5, 9)
     assert (t.user.most, t.user.TWICE, t.layer.limit()) == (5, 10, (5, 10))
     assert t.user.other == 4
 
