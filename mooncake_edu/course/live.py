@@ -17,6 +17,10 @@ Edits = dict[tuple[int, int], list[str]]
 """Edited listings: the first and the last line that each replaces, and the lines it has instead."""
 
 
+SHOWN = 300
+"""Characters of an error's message that are shown."""
+
+
 class EditError(UserError):
     """A listing cannot be run as it stands; the layer is as it was."""
 
@@ -108,7 +112,7 @@ class LiveLayer:
         start = listing.start + _shift(edits, listing.start)
         inside = [number for number in numbers if start <= number < start + len(listing.lines)]
         where = f"line {inside[-1] - start + 2} of this cell" if inside else f"line {[0, *numbers][-1]} of the file"
-        return f"{type(error).__name__} in {where}: {what}; {listing.layer}.py is as it was"
+        return f"{type(error).__name__} in {where}: {' '.join(what.split())[:SHOWN]}; {listing.layer}.py is as it was"
 
 
 @functools.cache

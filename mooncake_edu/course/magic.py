@@ -26,8 +26,10 @@ class Magics(IPythonMagics):
         layer, digest, version = read_setup(f"%chapter {line}")
         if layer is None:
             return
+        if digest is None or version is None:
+            raise ChapterError(f"%chapter {line} names no version: let `mooncake-edu course weave fix` complete it")
         live = live_layer(layer)
-        self._wanted[layer] = (digest or "", version or "")
+        self._wanted[layer] = (digest, version)
         if digest != layers.digest(live.printed):
             print(f"This chapter was printed from another version of {layer}.py, {version} ({digest}).")
 

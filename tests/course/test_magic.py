@@ -147,6 +147,11 @@ def test_a_traceback_in_the_shell_shows_the_edited_line(shell: Shell) -> None:
             "        return (blocks",
             "SyntaxError in line {last} of this cell: '(' was never closed",
         ),
+        (
+            "return blocks",
+            "return blocks\n\n    raise ValueError('a\\n' + 'b' * 999)",
+            "ValueError in line {after} of this cell: a b",
+        ),
         ("        return blocks", "        '''", "SyntaxError in line {last} of this cell: unterminated triple"),
     ],
 )
@@ -156,8 +161,8 @@ def test_an_edit_that_fails_says_where_in_the_cell_and_changes_nothing(
     edit(shell, LAYOUT, "    head_dim: int\n", "    head_dim: int\n    # one\n")
     ran = shell.run(ALLOCATE.cell(old, new))
     last = ALLOCATE.stop - ALLOCATE.start + 2
-    assert ran.error == "EditError" and ran.said.startswith(said.format(last=last))
-    assert ran.said.endswith("kvcache.py is as it was") and "\n" not in ran.said
+    assert ran.error == "EditError" and ran.said.startswith(said.format(last=last, after=last + 2))
+    assert ran.said.endswith("kvcache.py is as it was") and "\n" not in ran.said and len(ran.said) < 400
     assert shell.show("take(2)") == "[0, 1]"
     assert shell.show("len(live_layer('kvcache').edits)") == "1"
 
@@ -243,7 +248,8 @@ def test_an_edit_before_the_set_up_cell_is_refused_and_a_printed_listing_runs() 
         ran = shell.run(ALLOCATE.cell("return blocks", "return []"))
         assert ran.error == "EditError" and "run the set-up cell first" in ran.said
         assert shell.run("%chapter").error == ""
-        assert shell.run("%chapter nothing 0").error == "LayerError"
+        assert shell.run("%chapter nothing 0 0").error == "LayerError"
+        assert "weave fix" in shell.run("%chapter kvcache").said and "weave fix" in shell.run("%chapter kvcache 0").said
 
 
 def test_another_version_refuses_edits_and_names_the_one_wanted() -> None:
