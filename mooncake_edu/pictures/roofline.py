@@ -24,13 +24,17 @@ UNITS = ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"))
 MARGIN = 2.0  # of the axes around the points
 
 
-def roofline(roof: Roof, steps: Sequence[Step]) -> go.Figure:
-    """Measured steps under the measured roof; both axes are logarithmic. Raises ValueError without any step."""
+def roofline(roof: Roof, steps: Sequence[Step], beside: Sequence[Step] = ()) -> go.Figure:
+    """Measured steps under the measured roof; both axes are logarithmic. Raises ValueError without any step.
+
+    The axes have room for the steps `beside` too, so that pictures of one step after another can be compared.
+    """
     if not steps:
         raise ValueError("a roofline of no steps: measure at least one")
     scale, unit = next((entry for entry in UNITS if roof.compute >= entry[0]), UNITS[-1])
-    low = min(min(step.intensity for step in steps), roof.ridge) / MARGIN
-    high = max(max(step.intensity for step in steps), roof.ridge) * MARGIN
+    shown = [*steps, *beside]
+    low = min(roof.ridge, *(step.intensity for step in shown)) / MARGIN
+    high = max(roof.ridge, *(step.intensity for step in shown)) * MARGIN
     figure = go.Figure()
     figure.add_scatter(
         x=[low, roof.ridge, high], y=[roof.rate(x) / scale for x in (low, roof.ridge, high)], mode="lines",
@@ -49,8 +53,9 @@ def roofline(roof: Roof, steps: Sequence[Step]) -> go.Figure:
                 + "<extra></extra>",
             )  # fmt: skip
     _name_sides(figure, roof, low, high, scale)
-    figure.update_xaxes(title="arithmetic intensity (FLOP per byte)", type="log", dtick=1)
-    least = min(roof.rate(low), *(step.rate for step in steps)) / scale / MARGIN
+    figure.update_xaxes(title="arithmetic intensity (FLOP per byte)", type="log", dtick=1,
+                        range=[math.log10(low), math.log10(high)])  # fmt: skip
+    least = min(roof.rate(low), *(step.rate for step in shown)) / scale / MARGIN
     bounds = [math.log10(least), math.log10(MARGIN * roof.compute / scale)]
     figure.update_yaxes(title=f"rate ({unit})", type="log", dtick=1, range=bounds)
     figure.update_layout(height=480)
