@@ -72,6 +72,16 @@ def test_a_part_of_a_class_binds_the_class(shell: Shell) -> None:
     assert shell.show("BlockPool.__module__") == "mooncake_edu.kvcache"
 
 
+def test_a_listing_below_an_edited_one_binds_its_own_names(shell: Shell) -> None:
+    edit(shell, LAYOUT, "    head_dim: int\n", "    head_dim: int\n" + "    # longer\n" * 60)
+    shell.run("for name in ('BlockPool', 'PageTensors', 'BlockTable'): globals().pop(name, None)")
+    shell.run(POOL.cell())
+    assert (
+        shell.show("[name for name in ('BlockPool', 'PageTensors', 'BlockTable') if name in globals()]")
+        == "['BlockPool']"
+    )
+
+
 def test_imports_of_a_listing_are_bound_without_that_of_the_future(shell: Shell) -> None:
     head = printed("from __future__", "@dataclass")
     shell.run("for name in ('torch', 'deque', 'annotations'): globals().pop(name, None)")
