@@ -29,6 +29,7 @@
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef float four __attribute__((vector_size(16)));
+typedef int32_t ifour __attribute__((vector_size(16)));
 union parts {
     vec whole;
     four part[LANES / 4];
@@ -50,16 +51,22 @@ INLINE float total(vec x)
 
 INLINE float largest(vec x)
 {
-    float top = x[0];
-    for (int i = 1; i < LANES; i++) top = x[i] > top ? x[i] : top;
+    union parts of = {x};
+    four most = of.part[0];
+    for (int i = 1; i < LANES / 4; i++) {
+        ifour less = most < of.part[i];
+        most = (four)((less & (ifour)of.part[i]) | (~less & (ifour)most));
+    }
+    float top = most[0];
+    for (int i = 1; i < 4; i++) top = most[i] > top ? most[i] : top;
     return top;
 }
 
 /* e to the x, for x up to 88; what is not a number stays so. With x = n ln 2 + rest it is 2^n times a polynomial of the
- * rest (the coefficients of the Cephes library). Adding 1.5 * 2^23 rounds to a whole number, found in the low bits. */
+ * rest (the coefficients of the Cephes library). Adding 1.5 * 2^23 rounds to a whole number, found in the low bits.
+ * Below -87 it is 0: products with what is nearly 0 take the processor a hundred times as long. */
 INLINE vec exponential(vec x)
 {
-    x = larger(x, all(-87));
     vec shifted = x * 1.44269504f + 12582912.0f;
     vec whole = shifted - 12582912.0f;
     vec rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
@@ -70,7 +77,7 @@ INLINE vec exponential(vec x)
     sum = sum * rest + 1.6666665459e-1f;
     sum = sum * rest + 5.0000001201e-1f;
     sum = sum * rest * rest + rest + 1.0f;
-    return (vec)((ivec)sum + ((ivec)shifted << 23));
+    return where(x < -87, (vec){}, (vec)((ivec)sum + ((ivec)shifted << 23)));
 }
 
 int lanes(void) { return LANES; }
@@ -196,9 +203,10 @@ void few_rows(const float *x, const float *weight, const float *bias, float *y, 
 
 /* Puts the new tokens of a layer into the pages; slots are their offsets from block 0. */
 void put(float *keys, const int64_t *slots, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
-         int64_t tokens, int64_t kv_heads, int64_t block_size)
+         int64_t tokens, int64_t kv_heads, int64_t block_size, int threads)
 {
     int64_t head_size = block_size * HEAD_DIM;
+#pragma omp parallel for num_threads(threads) if (tokens * kv_heads * HEAD_DIM > 16384)
     for (int64_t token = 0; token < tokens; token++)
         for (int64_t head = 0; head < kv_heads; head++) {
             float *key = keys + slots[token] + head * head_size;

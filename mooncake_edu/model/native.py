@@ -39,7 +39,7 @@ FUNCTIONS = {
     "gated": "aannt",
     "rotate": "anaannt",
     "few_rows": "aaaannnt",
-    "put": "aaanannnn",
+    "put": "aaanannnnt",
     "attend_single": "aanaanannnnft",
     "attend_chunk": "aannanannnft",
 }
@@ -97,8 +97,9 @@ class Kernels:
     def put(self, keys: int, slots: Tensor, k: Tensor, v: Tensor, block_size: int) -> None:
         """Writes k and v [tokens, kv_heads, head_dim] into the pages; `keys` is the address of the layer in block 0."""
         self._call.put(
-            keys, slots.data_ptr(), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), *k.shape[:2], block_size
-        )
+            keys, slots.data_ptr(), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), *k.shape[:2], block_size,
+            torch.get_num_threads(),
+        )  # fmt: skip
 
     def attend_single(
         self, keys: int, places: Tensor, lengths: Tensor, q: Tensor, out: Tensor, kv_heads: int, block_size: int
