@@ -46,6 +46,10 @@ def imported(pool: BlockPool) -> object:
     return Hold(pool, [0])
 
 
+def nested(pool: BlockPool) -> list[object]:
+    return [(lambda: kvcache.Hold(pool, [0]))()]
+
+
 def by_a_helper(pool: BlockPool) -> object:
     return named(pool)
 
@@ -74,6 +78,7 @@ class Method:
         (lambda blocks: BlockPool(blocks), "BlockPool"),
         (named, "Hold"),
         (imported, "Hold"),
+        (nested, "Hold"),
         (by_a_helper, "Hold"),
         (Method().call, "Hold"),
         (Method, "Hold"),

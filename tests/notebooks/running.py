@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-CELL_S = 300
+CELL_S = 600
 
 
 @dataclass(frozen=True)

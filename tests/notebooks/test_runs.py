@@ -56,7 +56,7 @@ def numbers(path: Path) -> list[str]:
     return [exercise.number for exercise in exercises(Chapter(path).content["metadata"]["mooncake_edu"]["chapter"])]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @EVERY
 def test_a_chapter_runs_at_tiny_within_a_minute(
     path: Path, running: Running, record_property: Callable[[str, object], None]
@@ -67,13 +67,13 @@ def test_a_chapter_runs_at_tiny_within_a_minute(
     assert ended.seconds < MOST_S
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @EVERY
 def test_a_chapter_s_own_answers_pass_all_its_checks(path: Path, running: Running) -> None:
     assert running(path, "tiny").verdicts == dict.fromkeys(numbers(path), PASSED)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @EVERY
 def test_the_student_edition_runs_to_its_end_with_every_check_at_not_yet(
     path: Path, students: Path, running: Running
