@@ -15,14 +15,19 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import chapters as pages  # noqa: E402
 
-from mooncake_edu.course.cells import chapters  # noqa: E402
-from mooncake_edu.course.editions import for_student, index  # noqa: E402
+from mooncake_edu.course import SIZES  # noqa: E402
+from mooncake_edu.course.cells import Chapter, chapters  # noqa: E402
+from mooncake_edu.course.cells import source as cell_text  # noqa: E402
+from mooncake_edu.course.editions import for_student, index, tags  # noqa: E402
 from mooncake_edu.pictures.map import course_map  # noqa: E402
 
 BOOK = Path(__file__).parent
 NOTEBOOKS = BOOK.parent / "notebooks"
 CHAPTERS, MAP = "<!-- what the chapters hold -->", "<!-- the map -->"
-"""Where pages hold what is made here: tables of sections and exercises, and the picture of the system."""
+"""Where pages hold what is made here: what instructors need of the chapters, and the picture of the system."""
+
+MARK = ".book"
+"""An empty file in a folder that may be built into again."""
 
 
 def main() -> int:
@@ -30,8 +35,10 @@ def main() -> int:
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="the folder of the chapters")
     reader.add_argument("--out", type=Path, default=BOOK.parent / "build" / "book", help="a folder for the book")
-    reader.add_argument("--size", default="tiny", help="the size to run the chapters at: tiny, cpu or gpu")
+    reader.add_argument("--size", default="tiny", choices=SIZES, help="the size to run the chapters at")
     asked = reader.parse_args()
+    if asked.out.exists() and any(asked.out.iterdir()) and not (asked.out / MARK).exists():
+        reader.error(f"--out {asked.out} holds something that is no book: name a new folder")
     return build(asked.notebooks, asked.out, asked.size)
 
 
@@ -40,13 +47,16 @@ def build(notebooks: Path, out: Path, size: str) -> int:
     source, html = out / "source", out / "html"
     for old in (source, html):
         shutil.rmtree(old, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
     shutil.copytree(BOOK, source, ignore=shutil.ignore_patterns("*.py", "__pycache__", "static"))
     (source / "notebooks").mkdir()
     there = chapters(notebooks)
     for chapter in there:
         page = pages.to_page(pages.run(chapter.path, size, out / "data"))
         nbformat.write(page, source / "notebooks" / chapter.path.name)
-    put(source / "instructor.md", CHAPTERS, index([chapter.content for chapter in there]).partition("\n")[2])
+    tables = index([chapter.content for chapter in there]).partition("\n")[2]
+    put(source / "instructor.md", CHAPTERS, f"{tables}\n## Notes\n\n{notes(there)}")
     put(source / "index.md", MAP, f"```{{raw}} html\n{pages.figure(json.loads(course_map().to_json()))}\n```")
     status = build_main(["-W", "--keep-going", "-q", "-c", str(BOOK), str(source), str(html)])
     for chapter in there if not status else []:  # what is offered for download is what a student works with
@@ -55,6 +65,16 @@ def build(notebooks: Path, out: Path, size: str) -> int:
     if not status:
         print(f"open {html / 'index.html'}")
     return status
+
+
+def notes(there: list[Chapter]) -> str:
+    """The instructor's notes of all chapters, each under the chapter's title."""
+    told = []
+    for chapter in there:
+        front = chapter.content["metadata"]["mooncake_edu"]
+        texts = [cell_text(cell) for cell in chapter.cells if "instructor" in tags(cell)]
+        told += [f"### {front['chapter']:02d} {front['title']}: notes", *texts] if texts else []
+    return "\n\n".join(told)
 
 
 def put(page: Path, place: str, text: str) -> None:

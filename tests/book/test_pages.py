@@ -113,9 +113,20 @@ def test_the_notebook_to_download_is_the_student_s(small_book: Book, page: Path)
     assert any("_sources/notebooks/00-start-here.ipynb" in attributes.get("href", "") for _, attributes in tags(page))
 
 
-def test_the_instructor_s_page_lists_sections_and_minutes(small_book: Book) -> None:
+def test_the_instructor_s_page_lists_sections_minutes_and_notes(small_book: Book) -> None:
     text = (small_book.pages / "instructor.html").read_text(encoding="utf-8")
     assert "00 Small" in text and "30 minutes, 10 of them core" in text and "The problem" in text
+    assert "Ask the room first" in text
+
+
+def test_a_folder_that_holds_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    kept = tmp_path / "html" / "mine.html"
+    kept.parent.mkdir()
+    kept.touch()
+    book = build(write_small(tmp_path / "notebooks"), tmp_path)
+    assert book.status == 2
+    assert "holds something that is no book: name a new folder" in book.said.replace("\n", " ")
+    assert kept.exists()
 
 
 @pytest.mark.slow
