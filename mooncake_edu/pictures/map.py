@@ -45,7 +45,7 @@ BOXES = (
     Box("<b>2</b> Prefix<br>hashing", 4, 36, 21, 49, COMPUTED.colour),
     Box("<b>1</b> Paged<br>KVCache", 23, 36, 40, 49, COMPUTED.colour),
     Box("decode instances", 62, 32, 98, 72, DECODED.colour, above=True),
-    Box("continuous batch: each step<br>a token for everybody", 64, 53, 96, 64, DECODED.colour),
+    Box("continuous batch:<br>everybody's next token", 64, 53, 96, 64, DECODED.colour),
     Box("<b>1</b> Paged KVCache", 64, 36, 96, 49, DECODED.colour),
     Box("<b>3</b> Tiered store: DRAM and SSD of all machines as one pool of KVCache", 2, 3, 98, 17, REUSED.colour),
 )
