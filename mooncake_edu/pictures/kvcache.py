@@ -100,10 +100,11 @@ def memory_map(moment: Moment, slots: int, width: int, title: str = "The memory,
 def memories(contiguous: Sequence[Moment], paged: Sequence[Moment], slots: int, block_size: int) -> go.Figure:
     """The same requests over time in a contiguous cache, as block tables, and in a paged cache of equal size.
 
-    The run that ends first stays at its last moment. At most `MOST_FRAMES` moments are shown, evenly spread.
+    The run that ends first stays at its last moment. At most `MOST_FRAMES` moments are shown, evenly spread up to the
+    last.
     """
     total = max(len(contiguous), len(paged))
-    steps = list(range(0, total, -(-total // MOST_FRAMES)))
+    steps = [*range(0, total - 1, -(-total // (MOST_FRAMES - 1))), total - 1]
     names = sorted({extent.name for moment in paged for extent in moment.extents})
     columns = max((len(extent.runs) for moment in paged for extent in moment.extents), default=1)
 

@@ -2,62 +2,40 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import browsing
 from tests.book.conftest import Book
+from tests.browsing import FADE_MS, LIGHT, chromium, contrasts
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
-WAIT_MS = 60_000
-FADE_MS = 500  # until colours that fade have changed
 SCHEMES = ("light", "dark")
 DRAWN = "[...document.querySelectorAll('.picture-plot')].every(place => place.querySelector('.main-svg'))"
-LUMINANCES = """() => {
-  const light = text => {
-    const [r, g, b] = text.match(/[\\d.]+/g).map(Number);
-    return [r, g, b].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-      .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  };
+LUMINANCES = f"""() => {{
+  const light = {LIGHT};
   const words = [...document.querySelectorAll('.picture-plot .main-svg :is(.xtick, .legend, .annotation) text')];
   const ground = getComputedStyle(document.querySelector('figure.picture')).backgroundColor;
   return [light(ground), ...words.map(word => light(getComputedStyle(word).fill))];
-}"""
+}}"""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, as the system has it."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield chromium
-        chromium.close()
+    with chromium() as browser:
+        yield browser
 
 
-class Visit:
+class Visit(browsing.Visit):
     """One page, opened from disk; notes what it complains about and what it fetches that is no file."""
 
     def __init__(self, browser: Any, scheme: str) -> None:
-        self.context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": 1280, "height": 900})
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(WAIT_MS)
-        self.complaints: list[str] = []
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
-        self.page.on("request", self._note)
-        self.page.on("requestfailed", lambda request: self.complaints.append(f"failed: {request.url}"))
-
-    def _note(self, request: Any) -> None:
-        if not request.url.startswith(("file:", "data:", "blob:")):
-            self.complaints.append(f"fetched {request.url}")
+        super().__init__(browser, scheme, ("file:",), offline=True)
 
     def open(self, page: Path, query: str = "") -> Any:
         """Open a page and wait until its figures are drawn."""
@@ -74,16 +52,10 @@ def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
     visit.context.close()
 
 
-def contrasts(page: Any) -> list[float]:
-    """Of the words in figures against their ground (WCAG 2)."""
-    ground, *words = page.evaluate(LUMINANCES)
-    return [(max(word, ground) + 0.05) / (min(word, ground) + 0.05) for word in words]
-
-
 def test_a_figure_draws_legibly_and_nothing_complains(small_book: Book, visit: Visit) -> None:
     page = visit.open(small_book.pages / "notebooks" / "00-start-here.html")
     assert page.locator(".picture-plot .main-svg .shapelayer path").count() > 8
-    words = contrasts(page)
+    words = contrasts(page.evaluate(LUMINANCES))
     assert len(words) > 10 and min(words) > 4.5
     assert visit.complaints == []
 
