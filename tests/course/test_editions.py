@@ -81,6 +81,12 @@ def test_making_an_edition_changes_no_chapter(write: Any, course: Path, tmp_path
     assert everything(course) == before
 
 
+def test_a_notebook_in_memory_stays_as_it_is() -> None:
+    notebook = chapter()
+    editions.for_student(notebook, "09-small.ipynb")
+    assert notebook == chapter()
+
+
 def test_an_instructor_gets_all_of_it(course: Path, tmp_path: Path) -> None:
     (path,) = write_instructor(course, tmp_path / "out")
     assert json.loads(path.read_text()) == chapter()

@@ -85,7 +85,8 @@ def test_two_kernels_at_once_lose_no_line(record: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [b"not json\n", b"{}\n", b"[]\n", b'"text"\n', b"\xff\xfe\n", b"\n", b"[" * 1900 + b"\n", b"x" * 10_000 + b"\n",
-     json.dumps({**dict.fromkeys(Entry.__slots__, "x"), "at": 3}).encode() + b"\n", b'{"at": "2026'],
+     json.dumps({**dict.fromkeys(Entry.__slots__, "x"), "at": 3}).encode() + b"\n", b'{"at": "2026',
+     json.dumps({**dict.fromkeys(Entry.__slots__, "x"), "answer": "x" * 10_000}).encode() + b"\n"],
 )  # fmt: skip
 def test_a_broken_line_hides_no_other(record: Path, line: bytes) -> None:
     append(record, entry("1.1"))
