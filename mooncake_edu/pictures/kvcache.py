@@ -197,11 +197,13 @@ def _tables(moment: Moment, names: Sequence[str], columns: int) -> go.Heatmap:
     """The block table of each request: in its row and column i, the number of its i-th block."""
     blocks = {extent.name: [run.start // len(run) for run in extent.runs] for extent in moment.extents}
     cells = [[*blocks.get(name, [])] + [None] * (columns - len(blocks.get(name, []))) for name in names]
+    told = [[f"no block {place} yet" if cell is None else f"its block {place} is block {cell} of the memory"
+             for place, cell in enumerate(row)] for row in cells]  # fmt: skip
     return go.Heatmap(
         y=list(names), z=[[EMPTY if cell is None else FILLED for cell in row] for row in cells],
         text=[["" if cell is None else str(cell) for cell in row] for row in cells], texttemplate="%{text}",
-        textfont={"size": 12, "color": "white"}, colorscale=SCALE, **CELL,
-        hovertemplate="%{y}: its block %{x} is block %{text} of the memory<extra></extra>",
+        textfont={"size": 12, "color": "white"}, colorscale=SCALE, **CELL, customdata=told,
+        hovertemplate="%{y}: %{customdata}<extra></extra>",
     )  # fmt: skip
 
 

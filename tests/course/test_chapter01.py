@@ -190,7 +190,7 @@ class TestChapter01(Checks):
             Wrong("never copies", copy_never, "must be copied before it is written",
                   "Writes(block_size=2, length=1, order='AB')"),
             Wrong("always copies", copy_always, "copied without need"),
-            Wrong("keeps the old reference", copy_uncounted, "tables refer to block"),
+            Wrong("keeps the old reference", copy_uncounted, "the number of tables that hold block"),
             Wrong("copies full blocks", copy_full_blocks, "copied without need"),
             Wrong("copies the wrong way", copy_from_new, "must be made from block"),
             Wrong("gives a list", copy_as_list, "return None, or the pair"),

@@ -91,6 +91,7 @@ def test_the_table_names_the_rows_in_which_a_request_lies() -> None:
         rows = {number for number, row in enumerate(grid.text) if name in row}
         assert {int(block) for block in blocks if block} == rows
     assert [list(row) for row in entries.text] == [["0", "3"], ["1", "4"], ["2", "5"]]
+    assert entries.customdata[0][1] == "its block 1 is block 3 of the memory"
 
 
 def test_the_run_that_ends_first_stays_and_the_first_frame_is_shown() -> None:

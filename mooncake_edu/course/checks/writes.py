@@ -116,7 +116,7 @@ def _count_rule(memory: Memory) -> str | None:
     wanted = [sum(block in table for table in memory.tables.values()) for block in range(BLOCKS)]
     for block, (count, right) in enumerate(zip(memory.references, wanted, strict=True)):
         if count != right:
-            return f"{right} tables refer to block {block}, references[{block}] says {count}."
+            return f"references[{block}] is {count}, and must be {right}, the number of tables that hold block {block}."
     if sorted(memory.free) != [block for block in range(BLOCKS) if wanted[block] == 0]:
         return f"the free blocks are those that no table refers to; `free` is {memory.free}."
     return None
