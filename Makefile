@@ -25,9 +25,9 @@ setup: $(READY) ## Only install, into .venv (PYTHON=python3.12 chooses the Pytho
 demo: $(READY) ## Set up, then serve conversations with and without prefix sharing
 	$(BIN)/mooncake-edu demo
 
-# Tests are many and small: two processes of one thread each finish sooner than one process of two threads.
+# Tests are many and small: two processes of one thread each finish sooner than one of two threads.
 test: $(READY) ## Set up, then run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lab: $(READY) ## Set up, then open JupyterLab on the notebooks
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS) notebooks
