@@ -56,6 +56,8 @@ class Verdict:
 
     def _summary(self) -> str:
         inputs = f"{self.tried} input" + "s" * (self.tried != 1)
+        if self.status == PASSED and self.score:
+            return "It works, and well enough on the unseen inputs."
         if self.status == PASSED:
             return f"Right on all of {inputs}, the smallest first." if self.tried != 1 else f"Right on {inputs}."
         if self.status == NOT_YET:
@@ -69,7 +71,7 @@ class Verdict:
         if self.where:
             yield "in your code", self.where, True
         if self.operations:
-            yield "counted", ", ".join(f"{count:,} {what}" for what, count in self.operations.items()), False
+            yield "counted", ", ".join(f"{what}: {count:,}" for what, count in self.operations.items()), False
         if self.score:
             yield "score", self.score, False
         if self.printed:

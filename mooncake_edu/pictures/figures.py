@@ -214,6 +214,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def counted(number: int, thing: str) -> str:
+    """So many of a thing in words, "1 block" or "2 blocks"."""
+    return f"{number:,} {thing}" + "s" * (number != 1)
+
+
 def finish(figure: go.Figure, title: str, finding: str) -> go.Figure:
     """Gives a figure what all share; `layout.meta["alt"]` is then the text for those who cannot see it."""
     axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}

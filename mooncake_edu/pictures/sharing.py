@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from mooncake_edu.kvcache import BlockTable
-from mooncake_edu.pictures.figures import finish
+from mooncake_edu.pictures.figures import counted, finish
 from mooncake_edu.pictures.frames import CONTROLS, animate
 from mooncake_edu.pictures.palette import COMPUTED, FREE, INK, MOVING, REUSED
 
@@ -54,8 +54,8 @@ def scene(
     )
 
 
-def sharing(scenes: Sequence[Scene], names: tuple[str, str], block_size: int) -> go.Figure:
-    """The blocks between the two tables that refer to them, scene after scene."""
+def sharing(scenes: Sequence[Scene], names: tuple[str, str], block_size: int, wrong: str = "") -> go.Figure:
+    """The blocks between the two tables that refer to them, scene after scene; `wrong` is told first, if anything."""
     blocks = len(scenes[0].references)
     figure = go.Figure(_traces(scenes[0], names, block_size))
     for state, colour in COLOURS:
@@ -64,7 +64,7 @@ def sharing(scenes: Sequence[Scene], names: tuple[str, str], block_size: int) ->
             marker={"symbol": "square", "size": 13, "color": colour,
                     "line": {"width": 1 if state == UNUSED else 0, "color": FREE.colour}},
         )  # fmt: skip
-    finish(figure, "Fork and copy-on-write", _finding(scenes, names))
+    finish(figure, "Fork and copy-on-write", f"{wrong} {_finding(scenes, names)}".lstrip())
     _arrange(figure, blocks, block_size)
     figure.update_layout(annotations=_headings(scenes[0], names, block_size))
     frames = [
@@ -169,6 +169,7 @@ def _finding(scenes: Sequence[Scene], names: Sequence[str]) -> str:
     used = sum(count > 0 for count in both[-1].references)
     apart = sum(len(blocks) for blocks in both[-1].blocks.values())
     return (
-        f"After the fork {names[0]} and {names[1]} share {shared[0]} blocks and nothing is copied; their writes copy "
-        f"{copied} in all and leave {shared[-1]} shared. Together they use {used} blocks, without sharing {apart}."
+        f"After the fork {names[0]} and {names[1]} share {counted(shared[0], 'block')} and nothing is copied; their "
+        f"writes copy {copied} in all and leave {shared[-1]} shared. Together they use {counted(used, 'block')}, "
+        f"without sharing {apart}."
     )

@@ -157,7 +157,7 @@ class TestChapter00(Checks):
             Wrong("serves one", serves_one, "asked: at least 99;"),
             Wrong("fills the memory", fills_the_memory, "the SLO allows 5"),
             Wrong("minds only the SLO", minds_only_the_slo, "bytes, the machine has 100"),
-            Wrong("doubles and stops", doubles, "not good enough"),
+            Wrong("doubles and stops", doubles, "not well enough"),
             Wrong("gives a float", gives_a_float, "a whole number"),
         ),
     }

@@ -188,7 +188,7 @@ class TestChapter01(Checks):
         ),
         "1.5": (
             Wrong("never copies", copy_never, "must be copied before it is written",
-                  "Writes(block_size=2, length=1, order='AB')"),
+                  "A has 1 token in blocks of 2, forked into A and B; then a token is written by A, B"),
             Wrong("always copies", copy_always, "copied without need"),
             Wrong("keeps the old reference", copy_uncounted, "the number of tables that hold block"),
             Wrong("copies full blocks", copy_full_blocks, "copied without need"),
@@ -197,10 +197,10 @@ class TestChapter01(Checks):
             Wrong("takes no new block", no_new_block, "need 2 blocks"),
         ),
         "1.6": (
-            Wrong("youngest", lambda batch: len(batch) - 1, "not good enough yet"),
-            Wrong("most blocks", lambda batch: max(range(len(batch)), key=lambda i: batch[i].blocks), "good enough"),
-            Wrong("fewest made", lambda batch: min(range(len(batch)), key=lambda i: batch[i].made), "not good enough"),
-            Wrong("oldest", lambda batch: 0, "not good enough"),
+            Wrong("youngest", lambda batch: len(batch) - 1, "not well enough yet"),
+            Wrong("most blocks", lambda batch: max(range(len(batch)), key=lambda i: batch[i].blocks), "well enough"),
+            Wrong("fewest made", lambda batch: min(range(len(batch)), key=lambda i: batch[i].made), "not well enough"),
+            Wrong("oldest", lambda batch: 0, "not well enough"),
             Wrong("gives the request itself", lambda batch: min(batch), "is not a place in a batch"),
             Wrong("counts from one", lambda batch: len(batch), "is not a place in a batch"),
         ),
@@ -221,6 +221,9 @@ def test_a_picture_shows_what_the_wrong_answer_did() -> None:
     drawn = judge(find("1.5"), copy_never).picture
     assert drawn is not None
     assert list(drawn.frames[-1].data[0].text[0]) == ["0", "B1"]
+    assert drawn.layout.meta["finding"].startswith(
+        "A reads 'B1' where its token 1 must be 'A1'. After the fork A and B"
+    )
 
 
 def test_the_threshold_lies_between_the_naive_choice_and_a_good_one() -> None:

@@ -252,10 +252,10 @@ class TestChapter02(Checks):
             Wrong("spoils the holders", spoils_the_holders, "leave what you are given"),
         ),
         "2.5": (
-            Wrong("least recently used", plain_lru, "not good enough"),
-            Wrong("tails first", tail_first, "not good enough"),
-            Wrong("least often used", least_often_used, "not good enough"),
-            Wrong("deepest first", deepest_first, "not good enough"),
+            Wrong("least recently used", plain_lru, "not well enough"),
+            Wrong("tails first", tail_first, "not well enough"),
+            Wrong("least often used", least_often_used, "not well enough"),
+            Wrong("deepest first", deepest_first, "not well enough"),
             Wrong("gives nothing", gives_nothing, "Return what the block is worth"),
         ),
     }  # fmt: skip

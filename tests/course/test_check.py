@@ -128,6 +128,8 @@ def test_a_score_that_reaches_its_threshold_passes(either: str) -> None:
     verdict = judge(design(), sort)
     assert verdict.status == PASSED
     assert verdict.score == "2 values (asked: at least 2; the naive answer: 1)"
+    assert str(verdict).startswith("✓ 9.1 Sort: passed. It works, and well enough on the unseen inputs.\n    score: ")
+    assert verdict.operations == {}  # a count and a score of different inputs would contradict each other
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,8 @@ def test_a_score_that_reaches_its_threshold_passes(either: str) -> None:
 def test_a_score_that_misses_its_threshold_fails(parts: dict[str, Any]) -> None:
     verdict = judge(design(**parts), sort)
     assert (verdict.status, verdict.input) == (FAILED, "")  # which stays unseen
-    assert "not good enough yet" in verdict.broken
+    assert "not well enough yet" in verdict.broken
+    assert verdict.operations == {}
 
 
 def test_a_wrong_answer_is_not_scored() -> None:
@@ -197,10 +200,10 @@ def test_the_plain_text_names_input_rule_and_counts() -> None:
     assert str(judge(exercise(), lambda values: list(values))) == (
         "✗ 9.1 Sort: failed. `[2, 1]` is not in order.\n"
         "    smallest input: [2, 1]\n"
-        "    counted:        2 values"
+        "    counted:        values: 2"
     )  # fmt: skip
     assert str(judge(exercise(), sort)) == (
-        "✓ 9.1 Sort: passed. Right on all of 4 inputs, the smallest first.\n    counted:        3 values"
+        "✓ 9.1 Sort: passed. Right on all of 4 inputs, the smallest first.\n    counted:        values: 3"
     )
 
 

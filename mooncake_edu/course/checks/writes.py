@@ -22,6 +22,13 @@ class Writes(NamedTuple):
     length: int
     order: str
 
+    def __repr__(self) -> str:
+        *others, last = self.names
+        forked = f", forked into {', '.join(others)} and {last}" if others else ""
+        tokens = f"{self.length} token" + "s" * (self.length != 1)
+        order = ", ".join(self.order)
+        return f"A has {tokens} in blocks of {self.block_size}{forked}; then a token is written by {order}"
+
     @property
     def names(self) -> list[str]:
         """The sequences after the fork."""
@@ -142,4 +149,5 @@ def draw(answer: Answer, case: Writes) -> go.Figure:
     names = (memory.case.names * 2)[:2]
     shown = 2 + max(block for each in scenes for table in each.blocks.values() for block in table)
     scenes = [replace(each, references=each.references[:shown]) for each in scenes]
-    return sharing(scenes, (names[0], names[1]), case.block_size)
+    wrong = _read_rule(memory) or _count_rule(memory) or ""
+    return sharing(scenes, (names[0], names[1]), case.block_size, wrong)
