@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mooncake_edu.kvcache import BlockLayout, BlockTable
-from mooncake_edu.pictures.figures import bar_marker, finish, percent
+from mooncake_edu.pictures.figures import bar_marker, counted, finish, percent
 from mooncake_edu.pictures.frames import CONTROLS, animate
 from mooncake_edu.pictures.palette import COMPUTED, FREE, INK, SERIES, WAITING, Paint
 
@@ -130,10 +130,10 @@ def memories(contiguous: Sequence[Moment], paged: Sequence[Moment], slots: int, 
     return animate(figure, frames, milliseconds=350, below=AXIS)
 
 
-def block_sizes(measured: Mapping[int, tuple[float, float]], chosen: int) -> go.Figure:
+def block_sizes(measured: Mapping[int, tuple[float, float]], chosen: int, title: str = "") -> go.Figure:
     """Per block size, in tokens, the share of taken slots that is empty, and the mean entries of a block table.
 
-    `measured` has both for each size; `chosen` is the one that is marked.
+    `measured` has both for each size; `chosen` is the one that is marked, and stands in the title if none is given.
     """
     sizes = list(measured)
     figure = make_subplots(cols=2, horizontal_spacing=0.12)
@@ -142,10 +142,11 @@ def block_sizes(measured: Mapping[int, tuple[float, float]], chosen: int) -> go.
     _add_sizes(figure, 2, COMPUTED._replace(label="entries of a block table"), chosen,
                {size: entries for size, (_, entries) in measured.items()})  # fmt: skip
     said = "; ".join(
-        f"with blocks of {size} tokens {percent(waste)} of the taken slots are empty, a table has {entries:,.1f}"
+        f"with blocks of {counted(size, 'token')} {percent(waste)} of the taken slots are empty, a table has "
+        f"{entries:,.1f} entries"
         for size, (waste, entries) in ((size, measured[size]) for size in dict.fromkeys((chosen, sizes[0], sizes[-1])))
     )
-    finish(figure, f"Blocks of {chosen} tokens", f"{said[:1].upper()}{said[1:]}.")
+    finish(figure, title or f"Blocks of {counted(chosen, 'token')}", f"{said[:1].upper()}{said[1:]}.")
     figure.update_xaxes(title="tokens a block", type="category")
     return figure.update_layout(height=360, margin_t=56, showlegend=False)
 
@@ -164,10 +165,19 @@ def block_bytes(layout: BlockLayout) -> go.Figure:
         hovertemplate="%{y}, slot %{x}: begins at byte %{text}<extra></extra>",
     ))  # fmt: skip
     said = f"A block has {layout.nbytes} bytes, row behind row; each of its layers has {layout.layer_nbytes} of them."
-    finish(figure, "The bytes of a block", said)
+    finish(figure, "The bytes of a block", f"{said} {_order(layout)}")
     figure.update_xaxes(title="slot in the block", dtick=1, showgrid=False, zeroline=False)
     figure.update_yaxes(autorange="reversed", showgrid=False, zeroline=False)
     return figure.update_layout(height=120 + 28 * len(rows), margin_t=56, showlegend=False)
+
+
+def _order(layout: BlockLayout) -> str:
+    """At which bytes the parts of a block begin, outermost last."""
+    heads = [f"of head {head} from {head * layout.head_nbytes}" for head in range(1, layout.kv_heads)]
+    keys = ", ".join(["Layer 0: keys of head 0 from byte 0", *heads])
+    layers = [f"layer {layer} from {layer * layout.layer_nbytes}" for layer in range(1, layout.layers)]
+    slots = f"slots {layout.head_nbytes // layout.block_size} bytes apart"
+    return "; ".join([f"{keys}, values from {layout.layer_nbytes // 2}", *layers, slots]) + "."
 
 
 def _add_sizes(figure: go.Figure, column: int, paint: Paint, chosen: int, values: Mapping[int, float]) -> None:
@@ -269,14 +279,15 @@ def _add_slot_legend(figure: go.Figure) -> None:
 def _moment_finding(moment: Moment, slots: int) -> str:
     reserved = sum(len(extent.slots) for extent in moment.extents)
     return (
-        f"{len(moment.extents)} requests hold {moment.tokens} tokens in {reserved} slots; {slots - reserved} of "
-        f"{slots} slots are free, {percent(1 - moment.tokens / slots)} of the memory holds nothing."
+        f"{counted(len(moment.extents), 'request')} hold {moment.tokens} tokens in {reserved} slots; "
+        f"{slots - reserved} of {slots} slots are free, "
+        f"{percent(1 - moment.tokens / slots)} of the memory holds nothing."
     )
 
 
 def _memories_finding(contiguous: Sequence[Moment], paged: Sequence[Moment], slots: int) -> str:
     return (
-        f"While requests wait, {percent(wasted(contiguous, slots))} of the contiguous cache holds no token, of the "
-        f"paged one {percent(wasted(paged, slots))}; at most {most_inside(contiguous)} requests fit at once, paged "
-        f"{most_inside(paged)}; all are done after {len(contiguous)} steps, paged {len(paged)}."
+        f"While requests wait, {percent(wasted(contiguous, slots))} of the contiguous cache holds no token, of "
+        f"the paged one {percent(wasted(paged, slots))}; at most {counted(most_inside(contiguous), 'request')} fit at "
+        f"once, paged {most_inside(paged)}; all are done after {counted(len(contiguous), 'step')}, paged {len(paged)}."
     )

@@ -187,5 +187,9 @@ def _finding(rows: Rows, tokens: Reals, lit: int) -> str:
             f", gave its first token after {1e3 * (tokens[0] - zero):,.0f} ms and the last of {tokens.size} after "
             f"{1e3 * (tokens[-1] - zero):,.0f} ms"
         )
+    begin, end = _held(rows)
+    if lit >= PAGES.layer and begin.size:
+        held = [f"{1e3 * (a - zero):,.0f} to {1e3 * (b - zero):,.0f} ms" for a, b in zip(begin, end, strict=True)]
+        said += f", and held blocks from {' and from '.join(held)}"
     later = f" Still grey, until their chapters: layers above {lit}." if lit < LAYERS else ""
     return f"{said}.{later}"

@@ -116,7 +116,7 @@ def test_waste_counts_only_while_somebody_waits() -> None:
 
 def test_the_finding_tells_waste_requests_and_steps_of_both() -> None:
     finding = story().layout.meta["finding"]
-    for words in ("92 % of the contiguous", "at most 1 requests fit at once, paged 3", "after 3 steps, paged 1"):
+    for words in ("92 % of the contiguous", "at most 1 request fit at once, paged 3", "after 3 steps, paged 1"):
         assert words in finding
 
 
@@ -144,11 +144,24 @@ def test_the_bytes_of_a_block_are_where_the_pages_have_them() -> None:
     assert list(grid.y)[3] == "layer 0, values, head 0"
 
 
+def test_the_order_of_the_bytes_is_told_in_words() -> None:
+    order = "keys of head 0 from byte 0, of head 1 from 128, values from 256; layer 1 from 512; slots 32 bytes apart."
+    assert f"Layer 0: {order}" in block_bytes(BlockLayout(2, 2, 4, 8)).layout.meta["alt"]
+    assert (
+        "Layer 0: keys of head 0 from byte 0, values from 4; slots 2"
+        in block_bytes(BlockLayout(1, 1, 2, 2, torch.uint8)).layout.meta["alt"]
+    )
+
+
 def test_block_sizes_marks_the_chosen_one_and_tells_the_extremes() -> None:
     figure = block_sizes({1: (0.0, 30.0), 16: (0.25, 2.0)}, 16)
     assert [list(bars.marker.line.width) for bars in figure.data] == [[0, 3], [0, 3]]
     assert [list(bars.y) for bars in figure.data] == [[0, 25], [30, 2]]
-    assert "With blocks of 16 tokens 25 %" in figure.layout.meta["finding"]
+    finding = figure.layout.meta["finding"]
+    assert (
+        "With blocks of 16 tokens 25 %" in finding and "a table has 2.0 entries; with blocks of 1 token 0 %" in finding
+    )
+    assert block_sizes({1: (0.0, 30.0)}, 1, "Of 300 tokens").layout.meta["alt"].startswith("Of 300 tokens. With")
 
 
 def test_sharing_colours_blocks_by_who_refers_to_them() -> None:

@@ -59,6 +59,12 @@ def test_blocks_are_held_from_the_first_chunk_until_preemption_and_again_until_t
     assert list(held.x) == [2000, 2000]
 
 
+def test_the_finding_tells_from_when_to_when_blocks_were_held() -> None:
+    said = "held blocks from 1,000 to 3,000 ms and from 4,000 to 6,000 ms."
+    assert said in life(story(), "mine", 1).layout.meta["alt"]
+    assert "held blocks" not in life(story(), "mine", 0).layout.meta["alt"]
+
+
 def test_only_the_spans_of_the_request_are_drawn_from_its_arrival_on() -> None:
     figure = life(story(), "mine", 0)
     [waiting] = [trace for trace in figure.data if trace.name == "waiting"]
