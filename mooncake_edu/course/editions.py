@@ -15,6 +15,8 @@ from mooncake_edu.errors import UserError
 from mooncake_edu.model.folders import whole_folder
 
 Notebook = dict[str, Any]
+Page = tuple[str, Callable[[list[Notebook]], str]]
+"""A text beside the notebooks: its file's name, and what writes it from them."""
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 """The markers of nbgrader; what stands between them is the solution."""
@@ -27,11 +29,11 @@ class EditionError(UserError):
 
 
 def write_student(folder: Path, out: Path) -> list[Path]:
-    """Write the student edition of the notebooks in `folder` into the new folder `out`; returns its notebooks.
+    """Write the notebooks without solutions, with a `README.md` of their own, into the new folder `out`; returns them.
 
     Raises UserError, and leaves nothing behind, if `out` holds something or a notebook is not as it must be.
     """
-    return _write(folder, out, for_student)
+    return _write(folder, out, for_student, ("README.md", readme))
 
 
 def write_instructor(folder: Path, out: Path) -> list[Path]:
@@ -39,14 +41,14 @@ def write_instructor(folder: Path, out: Path) -> list[Path]:
 
     Raises UserError, and leaves nothing behind, if `out` holds something or a notebook is not as it must be.
     """
-    return _write(folder, out, lambda notebook, name: notebook, index)
+    return _write(folder, out, lambda notebook, name: notebook, ("index.md", index))
 
 
 def _write(
     folder: Path,
     out: Path,
     edit: Callable[[Notebook, str], Notebook],
-    summary: Callable[[list[Notebook]], str] | None = None,
+    page: Page,
 ) -> list[Path]:
     there = chapters(folder)
     notebooks = [edit(chapter.content, chapter.path.name) for chapter in there]
@@ -55,8 +57,8 @@ def _write(
         for chapter, notebook in zip(there, notebooks, strict=True):
             text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
             (new / chapter.path.name).write_text(text, encoding="utf-8")
-        if summary is not None:
-            (new / "index.md").write_text(summary(notebooks), encoding="utf-8")
+        name, write = page
+        (new / name).write_text(write(notebooks), encoding="utf-8")
     return [out / chapter.path.name for chapter in there]
 
 
@@ -96,6 +98,33 @@ def without_solutions(text: str, place: str) -> str:
     if inside:
         raise EditionError(f"{place} has {BEGIN} without its pair: write {BEGIN}, the solution, {END}")
     return "\n".join(lines)
+
+
+README = """# Your copy of the course
+
+The chapters, without the solutions of their exercises. Read them in order:
+
+{chapters}
+
+Start JupyterLab where the package is, and give it the name of this folder:
+
+    .venv/bin/jupyter lab my-course
+
+Write your answer into the cell of an exercise, run it, then run the check below it. A wrong answer costs nothing: the
+check shows the smallest input on which it fails. What you have passed, and what is still open:
+
+    .venv/bin/mooncake-edu course progress
+"""
+
+
+def readme(notebooks: list[Notebook]) -> str:
+    """What a student reads first, as Markdown: the chapters with their minutes, how to start, how to see progress."""
+    fronts = [notebook["metadata"].get("mooncake_edu", {}) for notebook in notebooks]
+    lines = [
+        f"- {front.get('chapter', 0):02d} {front.get('title', '')}, {front.get('minutes', 0)} minutes"
+        for front in fronts
+    ]
+    return README.format(chapters="\n".join(lines))
 
 
 def index(notebooks: list[Notebook]) -> str:

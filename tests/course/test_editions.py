@@ -50,6 +50,17 @@ def test_a_student_gets_every_cell_but_the_instructor_s_and_no_solution(course: 
     assert "value + 1" not in everything(tmp_path / "student")
 
 
+def test_a_student_s_readme_says_how_to_start_and_that_no_solutions_are_there(course: Path, tmp_path: Path) -> None:
+    (course / "README.md").write_text("The notebooks carry the solutions.")
+    write_student(course, tmp_path / "student")
+    text = (tmp_path / "student" / "README.md").read_text()
+    assert "carry the solutions" not in text and "without the solutions" in text
+    assert "\n- 09 Small, 30 minutes\n" in text
+    assert "jupyter lab" in text and "mooncake-edu course progress" in text
+    write_instructor(course, tmp_path / "instructor")
+    assert (tmp_path / "instructor" / "README.md").read_text() == "The notebooks carry the solutions."
+
+
 def test_the_student_edition_keeps_nbgrader_s_metadata(course: Path, tmp_path: Path) -> None:
     (path,) = write_student(course, tmp_path / "student")
     kept = {cell["id"]: cell["metadata"] for cell in Chapter(path).cells}
