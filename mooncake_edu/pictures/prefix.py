@@ -70,9 +70,9 @@ def costs(lengths: Sequence[int], ways: Mapping[str, Sequence[float]], unit: str
     figure.update_yaxes(title=unit, type="log")
     figure.update_layout(height=400)
     longer = lengths[-1] / lengths[0]
-    said = "; ".join(f"{name}, {values[-1] / values[0]:,.0f} times as many {unit}" for name, values in ways.items())
+    said = "; ".join(f"{values[-1] / values[0]:,.0f} times as long with {name}" for name, values in ways.items())
     return finish(figure, "What it costs to make all keys of a prompt",
-                  f"A prompt {longer:,.0f} times as long takes, {said}.")  # fmt: skip
+                  f"A prompt {longer:,.0f} times as long takes {said}.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,11 @@ def evictions(orders: Mapping[str, Sequence[Kept]]) -> go.Figure:
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False,
                         range=[-0.6, len(rows) - 0.4])  # fmt: skip
     figure.update_layout(height=110 + AXIS + CONTROLS + 46 * len(rows), barmode="overlay")
-    halfway = steps // 2
-    said = "; ".join(f"{order} still {sum(run[halfway].hits.values())}" for order, run in orders.items())
-    finish(figure, "Which blocks go first",
-           f"After {halfway} of {steps - 1} evictions, the prompts find this many blocks: {said}.")  # fmt: skip
+    said = "; ".join(
+        f"{order}: {chain} {', '.join(str(kept.hits[chain]) for kept in run[:steps])}"
+        for order, run in orders.items() for chain in run[0].kept
+    )  # fmt: skip
+    finish(figure, "Which blocks go first", f"Blocks still found after 0 to {steps - 1} evictions: {said}.")
     return animate(figure, frames, word="blocks evicted:", milliseconds=FRAME_MS, below=AXIS)
 
 
@@ -202,7 +203,9 @@ def _kept_bars(runs: Mapping[str, Kept]) -> list[go.Bar | go.Scatter]:
     )]  # fmt: skip
 
 
-def reuse_by_block_size(reused: Mapping[int, int], shared: int, total: int) -> go.Figure:
+def reuse_by_block_size(
+    reused: Mapping[int, int], shared: int, total: int, title: str = "What the size of a block costs"
+) -> go.Figure:
     """How many of `total` prompt tokens are reused at each block size (tokens), below the `shared` that could be."""
     figure = go.Figure()
     sizes = [f"{size:,}" for size in reused]
@@ -218,12 +221,14 @@ def reuse_by_block_size(reused: Mapping[int, int], shared: int, total: int) -> g
     figure.update_layout(height=380)
     said = "; ".join(f"{value:,} in blocks of {size:,}" for size, value in reused.items())
     return finish(
-        figure, "What the size of a block costs",
+        figure, title,
         f"{shared:,} of {total:,} prompt tokens stand in a beginning that came before. Reused are {said}.",
     )  # fmt: skip
 
 
-def found_over_time(runs: Mapping[str, Sequence[int]], total: int) -> go.Figure:
+def found_over_time(
+    runs: Mapping[str, Sequence[int]], total: int, title: str = "What is found in the cache"
+) -> go.Figure:
     """Blocks found in the cache after each request, summed up, one line a run; `total` blocks were asked for."""
     figure = go.Figure()
     for (name, found), paint, dash in zip(runs.items(), SERIES, ("solid", "dash", "dot", "dashdot"), strict=False):
@@ -236,4 +241,4 @@ def found_over_time(runs: Mapping[str, Sequence[int]], total: int) -> go.Figure:
     figure.update_yaxes(title="blocks found", rangemode="tozero")
     figure.update_layout(height=380)
     said = "; ".join(f"{name} {percent(found[-1] / max(total, 1))}" for name, found in runs.items() if found)
-    return finish(figure, "What is found in the cache", f"Of {total:,} blocks were found: {said}.")
+    return finish(figure, title, f"Of {total:,} blocks were found: {said}.")

@@ -14,6 +14,7 @@ from mooncake_edu.pictures.palette import COMPUTED, FREE, INK, REUSED, Paint
 FRAME_MS = 1300
 AXIS = 46  # pixels of the numbers and the title under the plot
 ROW = 46
+FEW = 12  # prompts that are told one by one
 WHITE = {"color": "white", "size": 13}
 EMPTY: list[float] = [float("nan")]
 """A trace without any point would lose its place in the legend."""
@@ -49,9 +50,20 @@ def prefix_tree(prompts: Mapping[str, Sequence[bytes]], texts: Mapping[bytes, st
     used = sum(len(keys) for keys in prompts.values())
     finish(figure, "The tree of prefixes",
            f"{len(names)} prompts have {used} full blocks, but only {len(nodes)} different ones: {used - len(nodes)} "
-           f"({percent((used - len(nodes)) / max(used, 1))}) need not be computed again.")  # fmt: skip
+           f"({percent((used - len(nodes)) / max(used, 1))}) need not be computed again."
+           f"{_finds(prompts, nodes)}")  # fmt: skip
     frames = [go.Frame(name=name, data=_tree_traces(nodes, names, step)) for step, name in enumerate(names)]
     return animate(figure, frames, word="arrived:", milliseconds=FRAME_MS, below=AXIS)
+
+
+def _finds(prompts: Mapping[str, Sequence[bytes]], nodes: Mapping[bytes, Node]) -> str:
+    """What each of a few prompts found when it came."""
+    if len(prompts) > FEW:
+        return ""
+    found = (sum(nodes[key].prompts[0] < number for key in keys) for number, keys in enumerate(prompts.values()))
+    return " Found on arrival: " + "; ".join(
+        f"{name} {count} of {len(keys)}" for (name, keys), count in zip(prompts.items(), found, strict=True)
+    ) + "."  # fmt: skip
 
 
 def _tree(prompts: Mapping[str, Sequence[bytes]], texts: Mapping[bytes, str]) -> dict[bytes, Node]:

@@ -27,7 +27,18 @@ class Pair(NamedTuple):
     other: dict[str, str]
 
 
-def pairs() -> Iterator[Pair]:
+class Names(NamedTuple):
+    """Two names, whose values are chosen by what an answer puts between them."""
+
+    first: str
+    second: str
+
+    def __repr__(self) -> str:
+        """What a reader is told."""
+        return "two namespaces whose values hold what your answer puts between two values"
+
+
+def pairs() -> Iterator[Pair | Names]:
     """Another value, a value under another name, values that run together, and values that hold a separator."""
     yield Pair({"salt": "a"}, {"salt": "b"})
     yield Pair({"adapter": "a", "salt": "c"}, {"adapter": "b", "salt": "c"})
@@ -37,32 +48,34 @@ def pairs() -> Iterator[Pair]:
     yield Pair({"salt": "é"}, {"salt": "è"})
     for between in (",", ";", ":", "=", "|", "/", "-", "_", " ", "\n", "\0"):
         yield Pair({"adapter": f"a{between}b", "salt": "c"}, {"adapter": "a", "salt": f"b{between}c"})
+    yield Names("adapter", "salt")
 
 
-def judge_encoding(answer: Answer, case: Pair) -> Trial:
+def judge_encoding(answer: Answer, case: Pair | Names) -> Trial:
     """Two namespaces that differ have different bytes, however the values are chosen."""
+    if isinstance(case, Names):
+        forged = _forged(answer, case)
+        return judge_encoding(answer, forged) if forged else Trial()
     for fields in case:
         given = answer(dict(fields))
         if not isinstance(given, bytes):
             return Trial(f"Return bytes, not {given!r}.")
         if given != answer(dict(fields)):
             return Trial(f"The same namespace must give the same bytes each time: {fields}.")
-    for one, other in (case, *_forged(answer, case)):
-        if one != other and answer(dict(one)) == answer(dict(other)):
-            return Trial(f"{one} and {other} both become {answer(dict(one))!r}.")
+    if case.one != case.other and answer(dict(case.one)) == answer(dict(case.other)):
+        return Trial(f"{case.one} and {case.other} both become {answer(dict(case.one))!r}.")
     return Trial()
 
 
-def _forged(answer: Answer, case: Pair) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+def _forged(answer: Answer, names: Names) -> Pair | None:
     """Looks at what the answer puts between two values, and writes just that into a value."""
-    first, second = "adapter", "salt"
-    if set(case.one) != {first, second}:
-        return
+    first, second = names
     whole = answer({first: "<<", second: ">>"})
     start, end = whole.find(b"<<") + 2, whole.find(b">>")
-    if 2 <= start <= end:
-        between = whole[start:end].decode("utf-8", "replace")
-        yield {first: f"a{between}b", second: "c"}, {first: "a", second: f"b{between}c"}
+    if not 2 <= start <= end:
+        return None
+    between = whole[start:end].decode("utf-8", "replace")
+    return Pair({first: f"a{between}b", second: "c"}, {first: "a", second: f"b{between}c"})
 
 
 class Prompt(NamedTuple):
@@ -93,6 +106,10 @@ class CountedHash:
 
 
 ROOT = b"a namespace"
+NOTHING_TO_HASH = (
+    "This prompt has no full block, so nothing needs to be hashed; the root itself need not be either: put it in front "
+    "of the first block's tokens."
+)
 
 
 def judge_keys(answer: Answer, case: Prompt) -> Trial:
@@ -107,6 +124,8 @@ def judge_keys(answer: Answer, case: Prompt) -> Trial:
         return Trial(f"This prompt has {blocks} full blocks, your answer gives {len(keys)} keys.", operations)
     if len(set(keys)) < blocks:
         return Trial("Two blocks of one prompt have the same key, though their prefixes differ.", operations)
+    if not blocks and hash_.bytes:
+        return Trial(NOTHING_TO_HASH, operations)
     broken = _chain_rule(answer, case, keys)
     most = TOKEN * len(case.tokens) + (KEY + len(ROOT)) * blocks
     if broken is None and hash_.bytes > most:
@@ -331,7 +350,10 @@ def draw_order(answer: Answer, case: Stream) -> go.Figure:
         "least recently used": streams.replay(streams.least_recently_used, prompts),
         "no eviction at all": streams.replay(streams.least_recently_used, prompts, blocks=10**9),
     }
-    return found_over_time({name: run.found_by for name, run in runs.items()}, sum(map(len, prompts)))
+    return found_over_time(
+        {name: run.found_by for name, run in runs.items()}, sum(map(len, prompts)),
+        title="Found in one of the streams to try; the score is from unseen ones",
+    )  # fmt: skip
 
 
 EXERCISES = (
