@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import nbformat
 import plotly.graph_objects as go
 import pytest
@@ -21,7 +23,7 @@ def bars(high: int, many: int) -> go.Figure:
     return go.Figure().add_bar(y=[high] * many)
 
 
-def drawn(box: ipywidgets.VBox) -> list[int]:
+def drawn(box: Any) -> list[int]:
     """The heights of the bars that are shown."""
     (output,) = box.children[1].outputs
     heights: list[int] = output["data"]["application/vnd.plotly.v1+json"]["data"][0]["y"]
