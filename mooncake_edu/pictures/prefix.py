@@ -70,7 +70,7 @@ def costs(lengths: Sequence[int], ways: Mapping[str, Sequence[float]], unit: str
     figure.update_yaxes(title=unit, type="log")
     figure.update_layout(height=400)
     longer = lengths[-1] / lengths[0]
-    said = "; ".join(f"{values[-1] / values[0]:,.0f} times as long with {name}" for name, values in ways.items())
+    said = "; ".join(f"{values[-1] / values[0]:,.0f} times as long ({name})" for name, values in ways.items())
     return finish(figure, "What it costs to make all keys of a prompt",
                   f"A prompt {longer:,.0f} times as long takes {said}.")  # fmt: skip
 
