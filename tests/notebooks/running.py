@@ -43,6 +43,7 @@ def run(notebook: Path, folder: Path, size: str = "tiny", **environment: str) ->
     record.unlink(missing_ok=True)
     env = os.environ | {
         "MOONCAKE_EDU_SIZE": size, "MOONCAKE_EDU_DATA": str(record.parent), "OMP_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "PASSIVE",  # with other work on the machine, threads that wait would hold up those that work
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     } | environment  # fmt: skip
     command = [
