@@ -100,8 +100,8 @@ def test_the_layers_own_tests_pass_in_their_snapshot(through: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("through", range(1, len(THERE) + 1))
-def test_a_snapshot_passes_all_its_tests(through: int) -> None:
-    done = run("--through", str(through), limit=3500)
+@pytest.mark.timeout(1800)
+def test_the_first_snapshot_passes_with_the_model(tmp_path: Path) -> None:
+    """The smallest snapshot lacks most; the slow tests of the model run in the suite itself, and by hand here."""
+    done = run("--through", "1", "-m", "not slow", limit=1700)
     assert done.returncode == 0, done.stdout
