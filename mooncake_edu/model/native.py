@@ -188,9 +188,11 @@ def _run(command: list[str]) -> None:
 
 
 def _openmp() -> list[str]:
-    """The OpenMP that torch runs on: two of them in a process would fight for the cores."""
+    """The OpenMP that torch runs on, of those in this process: with another one, two would fight for the cores."""
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
-    return sorted(path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp5", "libomp")))[:1]
+    names = [path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp5", "libomp"))]
+    homes = (Path(torch.__file__).parent, Path(torch.__file__).parent.with_name("torch.libs"))
+    return sorted(path for path in names if any(home in Path(path).parents for home in homes))[:1]
 
 
 def _processor() -> str:
