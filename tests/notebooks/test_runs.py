@@ -15,7 +15,7 @@ from mooncake_edu.course.verdict import NOT_YET, PASSED
 from tests.notebooks import small
 from tests.notebooks.running import CHAPTERS, ROOT, Run, run
 
-MOST_S = 240
+MOST_S = 60
 EVERY = pytest.mark.parametrize("path", CHAPTERS, ids=[path.stem for path in CHAPTERS])
 
 CHECKS = """
@@ -58,13 +58,13 @@ def numbers(path: Path) -> list[str]:
 
 @pytest.mark.timeout(1800)
 @EVERY
-def test_a_chapter_runs_at_tiny_and_says_how_long(
+def test_a_chapter_runs_at_tiny_within_a_minute(
     path: Path, running: Running, record_property: Callable[[str, object], None]
 ) -> None:
     ended = running(path, "tiny")
     record_property("seconds", round(ended.seconds, 1))
     assert ended.passed, ended.said
-    assert ended.seconds < MOST_S  # a hang; a minute on a free laptop is the aim, and what the property is for
+    assert ended.seconds < MOST_S
 
 
 @pytest.mark.timeout(1800)
