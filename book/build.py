@@ -16,7 +16,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import chapters as pages  # noqa: E402
 
 from mooncake_edu.course import SIZES  # noqa: E402
-from mooncake_edu.course.cells import Chapter, chapters  # noqa: E402
+from mooncake_edu.course.cells import Chapter, chapters, notebook_text  # noqa: E402
 from mooncake_edu.course.cells import source as cell_text  # noqa: E402
 from mooncake_edu.course.editions import for_student, index, tags  # noqa: E402
 from mooncake_edu.pictures.map import course_map  # noqa: E402
@@ -60,8 +60,8 @@ def build(notebooks: Path, out: Path, size: str) -> int:
     put(source / "index.md", MAP, f"```{{raw}} html\n{pages.figure(json.loads(course_map().to_json()))}\n```")
     status = build_main(["-W", "--keep-going", "-q", "-c", str(BOOK), str(source), str(html)])
     for chapter in there if not status else []:  # what is offered for download is what a student works with
-        student = json.dumps(for_student(chapter.content, chapter.path.name), indent=1, ensure_ascii=False)
-        (html / "_sources" / "notebooks" / chapter.path.name).write_text(student + "\n", encoding="utf-8")
+        student = notebook_text(for_student(chapter.content, chapter.path.name))
+        (html / "_sources" / "notebooks" / chapter.path.name).write_text(student, encoding="utf-8")
     if not status:
         print(f"open {html / 'index.html'}")
     return status

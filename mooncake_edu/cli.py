@@ -143,7 +143,6 @@ def _run() -> int:
         return INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
 
 
 def _refuse(text: str) -> None:

@@ -70,11 +70,16 @@ class Chapter:
 
     def write(self) -> None:
         """Replace the file in one step, in the form in which Jupyter writes notebooks."""
-        text = json.dumps(self.content, indent=1, ensure_ascii=False) + "\n"
+        text = notebook_text(self.content)
         with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
             file.write(text.encode())
         os.chmod(file.name, self.path.stat().st_mode)
         os.replace(file.name, self.path)
+
+
+def notebook_text(content: dict[str, Any]) -> str:
+    """A notebook as Jupyter writes it, so that a change of one cell is a small one in the file."""
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_setup(text: str) -> tuple[str | None, str | None, str | None]:

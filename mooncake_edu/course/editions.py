@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mooncake_edu.course.cells import Cell, chapters, source, write_source
+from mooncake_edu.course.cells import Cell, chapters, notebook_text, source, write_source
 from mooncake_edu.course.check import exercises
 from mooncake_edu.errors import UserError
 from mooncake_edu.model.folders import whole_folder
@@ -55,8 +54,7 @@ def _write(
     with whole_folder(out) as new:
         shutil.copytree(folder, new, ignore=shutil.ignore_patterns(".*", "*.ipynb"), dirs_exist_ok=True)
         for chapter, notebook in zip(there, notebooks, strict=True):
-            text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-            (new / chapter.path.name).write_text(text, encoding="utf-8")
+            (new / chapter.path.name).write_text(notebook_text(notebook), encoding="utf-8")
         name, write = page
         (new / name).write_text(write(notebooks), encoding="utf-8")
     return [out / chapter.path.name for chapter in there]

@@ -83,6 +83,7 @@ def _contents(cell: CellType) -> object:
 
 
 def same(old: object, new: object) -> bool:
+    """Whether two values are of one kind and equal; those that cannot be compared are not."""
     try:
         return type(old) is type(new) and bool(old == new)
     except Exception:  # arrays, for one, are neither equal nor unequal

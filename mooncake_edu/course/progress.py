@@ -16,6 +16,7 @@ from typing import Any
 from mooncake_edu import __version__, layers
 from mooncake_edu.course.verdict import PASSED, Verdict
 from mooncake_edu.errors import UserError
+from mooncake_edu.model.folders import user_folder
 
 DATA_VARIABLE = "MOONCAKE_EDU_DATA"
 
@@ -59,11 +60,7 @@ def record_file() -> Path:
     """
     from platformdirs import user_data_path
 
-    chosen = os.environ.get(DATA_VARIABLE)
-    try:
-        return (Path(chosen).expanduser() if chosen else user_data_path("mooncake_edu")) / "progress.jsonl"
-    except RuntimeError as error:
-        raise UserError(f"{DATA_VARIABLE} {chosen} is in no user's home: set it to a whole path") from error
+    return user_folder(DATA_VARIABLE, user_data_path) / "progress.jsonl"
 
 
 def note(verdict: Verdict, answer: Any, now: datetime | None = None) -> str:

@@ -1,9 +1,9 @@
 """The decoder of the Llama family, whole or one part of it: plain functions over plain weights.
 
-decoder = Decoder(config, weights)                      # or Decoder(config, weights, cut, group)
-attention = attention_for(pages.tensor, [Span(table.blocks, start=0, count=len(tokens))])
-hidden = decoder.forward(tokens, attention)             # a later pipeline stage is given hidden states instead
-logits = decoder.logits(hidden[-1:])                    # only of the tokens that need them
+    decoder = Decoder(config, weights)                      # or Decoder(config, weights, cut, group)
+    attention = attention_for(pages.tensor, [Span(table.blocks, start=0, count=len(tokens))])
+    hidden = decoder.forward(tokens, attention)             # a later pipeline stage is given hidden states instead
+    logits = decoder.logits(hidden[-1:])                    # only of the tokens that need them
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, free space asked for before it is needed, and JSON read with a limit."""
+"""Folders of a user, folders that appear whole or not at all, free space asked for first, JSON read with a limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,18 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}, not an object: {AGAIN}")
     return value
+
+
+def user_folder(variable: str, default: Callable[[str], Path]) -> Path:
+    """The folder that an environment variable names, else the project's own in the user's `default` place.
+
+    Raises ModelError if the variable begins with the home of a user who is not there.
+    """
+    chosen = os.environ.get(variable)
+    try:
+        return Path(chosen).expanduser() if chosen else default("mooncake_edu")
+    except RuntimeError as error:
+        raise ModelError(f"{variable} {chosen} is in no user's home: set it to a whole path") from error
 
 
 @contextmanager

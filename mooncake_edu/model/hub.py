@@ -6,7 +6,6 @@ import difflib
 import functools
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from mooncake_edu.errors import ModelError
 from mooncake_edu.model.config import LLAMA_70B, TINY, ModelConfig
-from mooncake_edu.model.folders import read_json, sweep, whole_folder
+from mooncake_edu.model.folders import read_json, sweep, user_folder, whole_folder
 from mooncake_edu.model.sources import SMOLLM2_PACKAGE, Package, Progress, Unavailable, from_hub, from_package
 
 CACHE_VARIABLE = "MOONCAKE_EDU_CACHE"
@@ -95,11 +94,7 @@ def models_folder() -> Path:
     """
     from platformdirs import user_cache_path
 
-    chosen = os.environ.get(CACHE_VARIABLE)
-    try:
-        return (Path(chosen).expanduser() if chosen else user_cache_path("mooncake_edu")) / "models"
-    except RuntimeError as error:
-        raise ModelError(f"{CACHE_VARIABLE} {chosen} is in no user's home: set it to a whole path") from error
+    return user_folder(CACHE_VARIABLE, user_cache_path) / "models"
 
 
 def folder_of(entry: Entry) -> Path:

@@ -64,9 +64,7 @@ class Kernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [rows, width] over the root of its mean square, times a weight a channel."""
         y = torch.empty_like(x)
-        self._call.rms_norm(
-            x.data_ptr(), weight.data_ptr(), y.data_ptr(), *x.shape, eps, torch.get_num_threads()
-        )  # fmt: skip
+        self._call.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), *x.shape, eps, torch.get_num_threads())
         return y
 
     def gated(self, gate_up: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ def test_nothing_half_written_stays(course: Path, tmp_path: Path, monkeypatch: p
         (tmp_path / "count").touch()
         return dumps(content, **options)
 
-    monkeypatch.setattr(editions.json, "dumps", full_disk)
+    monkeypatch.setattr(json, "dumps", full_disk)
     with pytest.raises(ModelError, match="No space left on device"):
         write_student(course, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["count", "notebooks"]

@@ -42,6 +42,14 @@ def randn(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
+def use_compiler(does: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Another compiler, which does what a line of shell says, and a cache in which nothing is compiled yet."""
+    (folder / "compiler").write_text(f"#!/bin/sh\n{does}\n")
+    (folder / "compiler").chmod(0o755)
+    monkeypatch.setenv("CC", str(folder / "compiler"))
+    monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(folder / "cache"))
+
+
 @settings(max_examples=60)
 @given(rows=st.integers(1, 70), vectors=st.integers(1, 40), scale=st.sampled_from((1e-3, 1.0, 1e3)))
 def test_norms_equal_those_of_torch(native: Kernels, rows: int, vectors: int, scale: float) -> None:
@@ -151,21 +159,13 @@ class TestWhereThereAreNone:
             load(64)
 
     def test_with_a_compiler_that_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        broken = tmp_path / "broken"
-        broken.write_text("#!/bin/sh\necho cannot do that >&2; exit 3\n")
-        broken.chmod(0o755)
-        monkeypatch.setenv("CC", str(broken))
-        monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path / "cache"))
+        use_compiler("echo cannot do that >&2; exit 3", monkeypatch, tmp_path)
         with pytest.raises(NotAvailable, match="failed: cannot do that"):
             load(64)
         assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
 
     def test_with_a_compiler_that_hangs(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        slow = tmp_path / "slow"
-        slow.write_text("#!/bin/sh\nexec sleep 60\n")
-        slow.chmod(0o755)
-        monkeypatch.setenv("CC", str(slow))
-        monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path / "cache"))
+        use_compiler("exec sleep 60", monkeypatch, tmp_path)
         monkeypatch.setattr(module, "COMPILE_LIMIT", 0.2)
         with pytest.raises(NotAvailable, match="longer than 0.2 s"):
             load(64)
