@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -200,9 +201,19 @@ def _kernels() -> Fact:
     try:
         lanes = native.load(64).lanes
     except native.NotAvailable as error:
-        found, _, remedy = str(error).partition(": ")
-        return Fact("kernels", Status.OPTIONAL, f"models run slower on the CPU, {found}", remedy)
+        why, remedy = why_no_kernels(str(error))
+        return Fact("kernels", Status.OPTIONAL, f"models run slower on the CPU, {why}", remedy)
     return Fact("kernels", Status.OK, f"compiled for this CPU, {lanes} numbers at a time")
+
+
+def why_no_kernels(told: str) -> tuple[str, str]:
+    """Why there are no kernels, and what to do; what a compiler says of its failure is a reason and no remedy."""
+    if re.search(r" (failed: |took longer than )", told):
+        return told, "export CC=COMPILER, one that works, such as gcc or clang"
+    if "switched off by" in told:
+        return told, f"unset {told.rpartition(' ')[2].partition('=')[0]}"
+    why, _, remedy = told.partition(": ") if told.startswith("no C compiler") else (told, "", "")
+    return why, remedy
 
 
 def _gpu() -> Fact:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from mooncake_edu import doctor
 from mooncake_edu.doctor import Status
+from mooncake_edu.model import native
 from mooncake_edu.model.config import SMOLLM2_135M
 from tests.cli.conftest import Run
 
@@ -87,3 +89,33 @@ def test_an_absent_extra_is_optional_with_the_command_that_installs_it(monkeypat
     assert fact.status is Status.OPTIONAL
     assert "sphinx_of_another_world" in fact.found
     assert fact.remedy == "pip install -c constraints.txt -e '.[book]'"
+
+
+@pytest.mark.parametrize(
+    ("does", "found", "remedy"),
+    [
+        ("echo 'kernels.c: line 3: what is this' >&2; exit 1", "failed: kernels.c: line 3: what is this", "export CC="),
+        ("off", f"switched off by {native.SWITCH}=0", f"unset {native.SWITCH}"),
+        ("", f"no C compiler on {sys.platform}", "on Linux, install gcc"),
+    ],
+    ids=["failing", "switched off", "absent"],
+)
+def test_kernels_that_are_missing_are_told_with_the_reason_and_apart_from_it_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, found: str, remedy: str
+) -> None:
+    native._load.cache_clear()
+    compiler = tmp_path / "compiler"
+    if does == "off":
+        monkeypatch.setenv(native.SWITCH, "0")
+    elif does:
+        compiler.write_text(f"#!/bin/sh\n{does}\n")
+        compiler.chmod(0o755)
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path / "cache"))
+    fact = next(fact for fact in doctor.examine() if fact.name == "kernels")
+    native._load.cache_clear()
+    assert fact.status is Status.OPTIONAL
+    assert fact.found.endswith(found)
+    assert fact.remedy.startswith(remedy) and "kernels.c" not in fact.remedy
