@@ -61,6 +61,29 @@ class Section(BaseModel):
     def check(self) -> None:
         """Check the keys against each other; raises ValueError, its text beginning with the first key's name."""
 
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a TOML file; raises ConfigError if it cannot be read or holds what cannot work."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}): give a TOML file") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: cannot be read ({error}): give a TOML file in UTF-8") from None
+        return cls.from_toml(text, str(path))
+
+    @classmethod
+    def from_toml(cls, text: str, file: str = "configuration") -> Self:
+        """Read TOML text; `file` is the name that errors give; raises ConfigError on what cannot work."""
+        try:
+            values = tomllib.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{file}: is not TOML ({error}): mend that line") from None
+        try:
+            return cls.model_validate(values, context={"file": file})
+        except ValidationError as error:
+            raise ConfigError(f"{file}: {refusal(cls, error.errors()[0])}") from None
+
 
 class ModelSection(Section):
     """Which model, in which number format, on which device; `seed` makes its random weights where it has no others."""
@@ -185,29 +208,6 @@ class Config(Section):
         for role, other in (("prefill", "decode"), ("decode", "prefill")):
             if role in roles and other not in roles:
                 raise ValueError(f"instances: role {role!r} needs one of role {other!r}: add it, or use 'coupled'")
-
-    @classmethod
-    def load(cls, path: str | Path) -> Config:
-        """Read a TOML file; raises ConfigError if it cannot be read or holds what cannot work."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror}): give a TOML file") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: cannot be read ({error}): give a TOML file in UTF-8") from None
-        return cls.from_toml(text, str(path))
-
-    @classmethod
-    def from_toml(cls, text: str, file: str = "configuration") -> Config:
-        """Read TOML text; `file` is the name that errors give; raises ConfigError on what cannot work."""
-        try:
-            values = tomllib.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{file}: is not TOML ({error}): mend that line") from None
-        try:
-            return cls.model_validate(values, context={"file": file})
-        except ValidationError as error:
-            raise ConfigError(f"{file}: {refusal(cls, error.errors()[0])}") from None
 
     @classmethod
     def size(cls, name: str) -> Config:

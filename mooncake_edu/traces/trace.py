@@ -109,7 +109,8 @@ class Trace:
     def sizes(self) -> Ints:
         """The tokens in the block of every entry of `ids`: all are full but a prompt's last."""
         left = np.repeat(self.input_length, np.diff(self.offsets)) - self.positions() * self.block_size
-        return np.minimum(left, self.block_size)
+        sizes: Ints = np.minimum(left, self.block_size)
+        return sizes
 
     def slice(self, start: int, stop: int) -> Trace:
         """The requests from number `start` to before `stop`, on the same clock."""
