@@ -10,66 +10,34 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import psutil
+import torch
 import typer
 
-from mooncake_edu.config import SIZES, Config, EngineConfig, ModelSection
 from mooncake_edu.engine import Engine
-from mooncake_edu.errors import ConfigError, UserError
-from mooncake_edu.model import Model, hub, load
-from mooncake_edu.model.commands import progress_bar
+from mooncake_edu.engine.options import Options, with_options
+from mooncake_edu.errors import UserError
+from mooncake_edu.model import Model
 from mooncake_edu.model.tokenizer import Message
 from mooncake_edu.request import FinishReason, Request, SamplingParams, as_tokens
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters but tab and newline."""
 
-ConfigOption = Annotated[str | None, typer.Option("--config", help=f"A TOML file, or a size: {', '.join(SIZES)}.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="A name of `models list`, or a folder.")]
-DtypeOption = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda.")]
-BlockOption = Annotated[int | None, typer.Option("--block-size", help="Tokens a block of the KVCache.")]
-MemoryOption = Annotated[str | None, typer.Option("--memory", help='Memory of the KVCache, such as "1 GiB".')]
-BudgetOption = Annotated[int | None, typer.Option("--token-budget", help="Most tokens computed in one step.")]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="Most tokens of an answer.")]
-TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token.")]
-TopKOption = Annotated[int, typer.Option("--top-k", help="Choose among the k likeliest; 0 is all.")]
-TopPOption = Annotated[float, typer.Option("--top-p", help="Choose among the likeliest up to this probability.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of the choice of tokens.")]
-StopOption = Annotated[list[str] | None, typer.Option("--stop", help="End before this text (repeatable).")]
-StopTokenOption = Annotated[list[int] | None, typer.Option("--stop-token", help="End at this token id (repeatable).")]
-IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's own end token.")]
 
-
+@with_options()
 def generate(
+    options: Options,
     prompt: Annotated[str | None, typer.Argument(help="The text to continue; without it, standard input.")] = None,
-    config: ConfigOption = None,
-    model: ModelOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    block_size: BlockOption = None,
-    memory: MemoryOption = None,
-    token_budget: BudgetOption = None,
-    max_tokens: MaxTokensOption = 128,
-    temperature: TemperatureOption = 0.0,
-    top_k: TopKOption = 0,
-    top_p: TopPOption = 1.0,
-    seed: SeedOption = 0,
-    stop: StopOption = None,
-    stop_token: StopTokenOption = None,
-    ignore_eos: IgnoreEosOption = False,
     as_chat: Annotated[bool, typer.Option("--chat", help="Put the prompt as a user's turn to the model.")] = False,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it arrives, or whole.")] = True,
     stats: Annotated[bool, typer.Option("--stats", help="Tell tokens and times on standard error.")] = False,
 ) -> None:
     """Continue one prompt; the text goes to standard output."""
-    sampling = sampling_params(max_tokens, temperature, top_k, top_p, seed, stop, stop_token, ignore_eos)
+    sampling = options.sampling()
     text = read_prompt(prompt)
-    engine = open_engine(config, {"name": model, "dtype": dtype, "device": device},
-                         {"block_size": block_size, "memory": memory, "token_budget": token_budget})  # fmt: skip
+    engine = options.engine()
     tokenizer = engine.model.tokenizer
     tokens = tokenizer.chat([{"role": "user", "content": text}]) if as_chat else tokenizer.encode(text)
     pieces: list[str] = []
@@ -79,28 +47,14 @@ def generate(
         print(Measures.of(engine, "prompt"), file=sys.stderr)
 
 
+@with_options(max_tokens=256)
 def chat(
-    config: ConfigOption = None,
-    model: ModelOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    block_size: BlockOption = None,
-    memory: MemoryOption = None,
-    token_budget: BudgetOption = None,
-    max_tokens: MaxTokensOption = 256,
-    temperature: TemperatureOption = 0.0,
-    top_k: TopKOption = 0,
-    top_p: TopPOption = 1.0,
-    seed: SeedOption = 0,
-    stop: StopOption = None,
-    stop_token: StopTokenOption = None,
-    ignore_eos: IgnoreEosOption = False,
+    options: Options,
     system: Annotated[str, typer.Option("--system", help="What the model is told before the first turn.")] = "",
 ) -> None:
     """Talk with a model. The whole conversation is sent again each turn; its KVCache need not be computed again."""
-    sampling = sampling_params(max_tokens, temperature, top_k, top_p, seed, stop, stop_token, ignore_eos)
-    engine = open_engine(config, {"name": model, "dtype": dtype, "device": device},
-                         {"block_size": block_size, "memory": memory, "token_budget": token_budget})  # fmt: skip
+    sampling = options.sampling()
+    engine = options.engine()
     conversation = Conversation(engine, sampling, system)
     write(f"{engine.model.name}. /clear begins anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer.\n")
     for line in read_lines("you> "):
@@ -188,61 +142,17 @@ def answer(
             if output.text:
                 show(output.text)
             if output.finish is FinishReason.FAILED:
-                raise UserError(f"{engine.model.name} computed logits that are not numbers: use --dtype float32")
+                raise UserError(f"{engine.model.name} computed logits that are not numbers: {mend(engine.model)}")
             if output.finish is not None:
                 return output.finish
     return FinishReason.CANCELLED
 
 
-def open_engine(config: str | None, model: dict[str, Any], engine: dict[str, Any]) -> Engine:
-    """An engine as the configuration says, changed by what of `model` and `engine` is not None."""
-    base = Config.size("cpu") if config is None else Config.size(config) if config in SIZES else Config.load(config)
-    if engine.get("memory") is not None:
-        engine = {**engine, "memory": plain_number(engine["memory"])}
-    engine = {key: value for key, value in engine.items() if value is not None}
-    model = {key: value for key, value in model.items() if value is not None}
-    sizing = {"memory": None, "blocks": None} if "memory" in engine else {}
-    settled = EngineConfig(**base.engine.model_dump() | sizing | engine)
-    wanted = ModelSection(**base.model.model_dump() | model)
-    opened = open_model(wanted, may_be_tiny=config is None and "name" not in model)
-    require_room(opened, settled)
-    return Engine(opened, settled)
-
-
-def require_room(model: Model, config: EngineConfig) -> None:
-    """Raises ConfigError if the KVCache takes more memory than is free; a promise of memory is not memory."""
-    shape = model.config
-    token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.decoder.dtype.itemsize
-    needed = config.count_blocks(token_bytes) * config.block_size * token_bytes
-    free = psutil.virtual_memory().available if model.decoder.device.type == "cpu" else needed
-    if needed > free:
-        raise ConfigError(f"engine.memory: a KVCache of {needed} bytes is more than the {free} free: give less")
-
-
-def plain_number(text: str) -> int | str:
-    """A number without a unit as a number, everything else as it is."""
-    return int(text) if text.isdecimal() else text
-
-
-def open_model(wanted: ModelSection, *, may_be_tiny: bool) -> Model:
-    """The model, fetched if it is not in the cache; `may_be_tiny` takes the random one where none can be fetched."""
-    name = wanted.name
-    if not Path(name).is_dir() and hub.find(name).shape is None:
-        with progress_bar() as progress:
-            if may_be_tiny:
-                name = hub.fetch_or_tiny(name, lambda text: print(text, file=sys.stderr), progress)
-            else:
-                hub.fetch(name, progress)
-    return load(name, dtype=wanted.dtype, device=wanted.device, seed=wanted.seed)
-
-
-def sampling_params(
-    max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int,
-    stop: list[str] | None, stop_token: list[int] | None, ignore_eos: bool,
-) -> SamplingParams:  # fmt: skip
-    """The sampling parameters that the options say; raises RequestError on what cannot work."""
-    ends = frozenset(stop_token or ())
-    return SamplingParams(max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), ends, ignore_eos)
+def mend(model: Model) -> str:
+    """What to do about a model whose answers are not numbers; in float32 only its weights can be at fault."""
+    if model.decoder.dtype is not torch.float32:
+        return "use --dtype float32"
+    return "its weights are damaged, fetch them again (`mooncake-edu models fetch NAME --again`) or take another model"
 
 
 def read_prompt(given: str | None) -> str:

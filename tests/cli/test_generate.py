@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ import psutil
 import pytest
 
 from mooncake_edu.config import EngineConfig
-from mooncake_edu.engine import Engine
-from mooncake_edu.model import load
+from mooncake_edu.engine import Engine, options
+from mooncake_edu.model import Model, load
 from mooncake_edu.request import SamplingParams
 from tests.cli.conftest import Run
 
@@ -54,6 +55,12 @@ def test_stats_count_the_prompt_and_the_output(run: Run) -> None:
     ended = run("generate", "hello", *TINY, "--stats")
     assert "5 prompt tokens, 0 of them cached; 24 tokens out; TTFT 0." in ended.err
     assert run("generate", "hello", *TINY, "--chat", "--stats").err.startswith("prompt: 9 prompt tokens")
+
+
+def test_chat_takes_every_option_of_generate_that_is_about_the_engine_or_the_sampling(run: Run) -> None:
+    names = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(options.Options)}
+    for command in ("generate", "chat"):
+        assert names <= set(run(command, "--help").out.split())
 
 
 def test_options_override_the_configuration(run: Run, tmp_path: Path) -> None:
@@ -118,3 +125,18 @@ def test_a_model_larger_than_the_free_memory_is_refused_before_any_is_taken(
     assert (ended.status, ended.err.count("\n")) == (2, 1)
     assert "llama-70b: its weights in float32 take 282.2 GB, their packed copies" in ended.err
     assert "141.0 GB of memory are free: use" in ended.err
+
+
+def test_an_answer_that_is_no_numbers_is_refused_with_a_remedy_that_is_not_in_use_already(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(name: str, **how: object) -> Model:
+        model = load("tiny", **how)  # type: ignore[arg-type]
+        model.decoder.weights.layers[0].attn_norm.fill_(float("nan"))
+        return model
+
+    monkeypatch.setattr(options, "load", broken)
+    low, full = (run("generate", "hello", *TINY, "--dtype", dtype) for dtype in ("bfloat16", "float32"))
+    assert low.status == full.status == 2
+    assert low.err == "mooncake-edu: tiny computed logits that are not numbers: use --dtype float32\n"
+    assert "not numbers: its weights are damaged, fetch them again" in full.err and "float32" not in full.err
