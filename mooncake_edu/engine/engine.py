@@ -68,17 +68,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request; raises BusyError if it can't be served now, RequestError if never; then takes nothing."""
         with self._lock:
-            self._require_new(request.id)
-            now = self._clock()
-            self._record.arrived(request, now)
-            try:
-                self._require_possible(request)
-                sequence = self._sequence(request, now)
-                self.scheduler.add(sequence)
-            except RequestError as error:
-                self._record.refused(request, error, now)
-                raise
-            self._sequences[request.id] = sequence
+            self._take(request)
 
     def fork(self, request_id: str, fork_id: str, sampling: SamplingParams) -> Request:
         """Continue a decoding request a second time from its last token on, sharing all its pages (copy-on-write).
@@ -153,8 +143,7 @@ class Engine:
         following = next(source, None)
         try:
             while following is not None or not self.idle:
-                while following is not None and not self.scheduler.full:
-                    self.submit(following)
+                while following is not None and self._taken(following):
                     submitted.add(following.id)
                     following = next(source, None)
                 for output in self.step():
@@ -173,6 +162,27 @@ class Engine:
             if output.request_id in made:
                 made[output.request_id] += output.tokens
         return list(made.values())
+
+    def _taken(self, request: Request) -> bool:
+        """Queue a request if the queue, which other threads fill too, has room; otherwise nothing is noted of it."""
+        with self._lock:
+            room = not self.scheduler.full
+            if room:
+                self._take(request)
+            return room
+
+    def _take(self, request: Request) -> None:
+        self._require_new(request.id)
+        now = self._clock()
+        self._record.arrived(request, now)
+        try:
+            self._require_possible(request)
+            sequence = self._sequence(request, now)
+            self.scheduler.add(sequence)
+        except RequestError as error:
+            self._record.refused(request, error, now)
+            raise
+        self._sequences[request.id] = sequence
 
     def _require_new(self, request_id: str) -> None:
         if request_id in self._sequences:

@@ -115,8 +115,7 @@ class Scheduler:
             if count:
                 self._schedule(plan, sequence, sequence.table, count)
                 spare -= 0 if decodes else count
-        if not any(left.lost for left in plan.left):
-            self._admit(plan, spare, now)
+        self._admit(plan, 0 if any(left.lost for left in plan.left) else spare, now)
         return plan
 
     def abandon(self, plan: Plan, now: float) -> list[Left]:
@@ -162,21 +161,29 @@ class Scheduler:
         plan.work.append(Work(sequence, start, count, sequence.phase is Phase.DECODE, cached))
 
     def _admit(self, plan: Plan, spare: int, now: float) -> None:
-        """Start waiting sequences in order, while budget, places and blocks for their whole prompts last."""
-        under_way = self._under_way()
-        for sequence in list(self.waiting)[: self._config.max_batch]:
-            if spare <= 0 or len(self.running) >= self._config.max_batch:
-                break
+        """Start waiting sequences in order, while budget, places and blocks for their whole prompts last.
+
+        Behind those, only sequences that wait for KVCache are looked at: they must know when it has come.
+        """
+        under_way, ended = self._under_way(), False
+        for number, sequence in enumerate(list(self.waiting)):
+            ended = ended or spare <= 0 or max(number, len(self.running)) >= self._config.max_batch
+            if ended and sequence.phase is not Phase.LOADING:
+                continue
             blocks = self._cache.match(sequence.chain, sequence.tokens) if self._cache else []
             if self._next_key(sequence, len(blocks)) in under_way:
                 self._enter(Phase.LOADING, sequence, plan, now)
+                continue
+            if ended:
+                self._enter(Phase.QUEUED, sequence, plan, now)
                 continue
             table = BlockTable(self._pool, self._config.block_size, blocks)  # pins them: they cannot be reused now
             rest = sequence.length - table.length
             if table.needs(rest) > self._pool.available:
                 table.release()
                 self._enter(Phase.QUEUED, sequence, plan, now)
-                break
+                ended = True
+                continue
             self._enter(Phase.PREFILL, sequence, plan, now)
             self.waiting.remove(sequence)
             self.running.append(sequence)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import itertools
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -148,6 +152,31 @@ def test_a_run_takes_more_requests_than_the_queue_holds_and_no_faster_than_it_ho
     assert len(taken) <= 2 + 2 + 1
     made = tokens_of([*outputs, *running])
     assert made == {str(number): plain(TEXT[number : number + 6], FREE) for number in range(9)}
+
+
+def test_a_run_waits_while_another_thread_keeps_the_queue_full_and_tells_of_no_refusal() -> None:
+    engine, over, before = small_engine(max_queue=1, max_batch=2), threading.Event(), sys.getswitchinterval()
+    one = SamplingParams(max_tokens=1)
+
+    def fill() -> None:
+        for number in itertools.count():
+            if over.is_set():
+                return
+            with contextlib.suppress(BusyError):
+                engine.submit(Request(f"other{number}", TEXT[:5], one))
+
+    other = threading.Thread(target=fill)
+    sys.setswitchinterval(1e-6)
+    try:
+        other.start()
+        outputs = list(engine.run(Request(f"mine{number}", TEXT[5:10], one) for number in range(30)))
+    finally:
+        over.set()
+        other.join()
+        sys.setswitchinterval(before)
+    assert {f"mine{number}" for number in range(30)} <= {output.request_id for output in outputs}
+    rows, names = engine.log.snapshot()
+    assert not [name for index in rows.of(Kind.REFUSED).request if (name := names[index]).startswith("mine")]
 
 
 def refused(prompt: list[int], sampling: SamplingParams = FREE, engine: Engine | None = None) -> str:

@@ -221,6 +221,19 @@ def test_requests_with_one_prefix_wait_for_the_first_and_then_start_together() -
     assert [(work[s].cached, work[s].count) for s in others] == [(20, 1)] * 2
 
 
+def test_a_wait_ends_when_the_kvcache_has_come_even_if_nobody_can_start_then() -> None:
+    desk = Desk(100, block_size=4, token_budget=32, max_batch=3)
+    first, second = (desk.ask(str(n), [*HEAD[:16], n], 9) for n in range(2))
+    long = desk.ask("long", HEAD[1:], 9)
+    assert [(w.sequence, w.count) for w in desk.step().work] == [(first, 17), (long, 15)]
+    assert (second.phase, second.since) == (Phase.LOADING, 1.0)
+    plan = desk.step()
+    assert [(w.sequence, w.count) for w in plan.work] == [(first, 1), (long, 31)]
+    (left,) = plan.left
+    assert (left.sequence, left.phase, left.since) == (second, Phase.LOADING, 1.0)
+    assert (second.phase, second.since) == (Phase.QUEUED, 2.0)
+
+
 def test_a_small_request_does_not_push_past_a_large_one_that_waits_for_blocks() -> None:
     desk = Desk(10, block_size=4, token_budget=64, max_batch=4)
     desk.ask("first", HEAD[:24], 3)
