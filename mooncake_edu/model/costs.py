@@ -9,27 +9,24 @@ and an overhead that nothing hides.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from mooncake_edu.config import Bandwidth, Hardware, Section, refusal
+from mooncake_edu.config import Bandwidth, Hardware, Section
 from mooncake_edu.errors import ConfigError
 from mooncake_edu.model.config import ModelConfig
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Reals = npt.NDArray[np.float64]
 Share = Annotated[float, Field(gt=0, le=1)]
-
-COST_LIMIT = 1 << 16
-"""Bytes of a cost model's file; real ones have a few hundred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +85,17 @@ class CostModel(Section):
     """Times of one instance, in seconds; raises ConfigError where it is made with a value that cannot work.
 
     `per_token` is the time of the products of a row, `per_pair` that of attention for each of the n^2 pairs of a
-    prompt of n tokens, `per_context` that of reading the KVCache of a token for decoding. `floor` is the shortest
-    step, without its KVCache and its decoding rows; `overhead` is added to every step. `host` and `network` are the
-    nominal rates of a node in bytes/s; transfers get the share `wire` of a network's rate, and at most `node_rate`.
+    prompt of n tokens; a decoding request adds `per_sequence` to a step, and `per_context` for each token of KVCache
+    that is read for it. `floor` is what a step takes at least without those, and `overhead` is added to every step.
+    `host` and `network` are nominal rates of a node in bytes/s; transfers get the share `wire` of the network's, and
+    at most `node_rate`.
     """
 
     name: str = Field(min_length=1, max_length=200)
     token_bytes: int = Field(ge=1, le=2**40)
     per_token: Seconds
     per_pair: Seconds
+    per_sequence: Seconds
     per_context: Seconds
     floor: Seconds
     overhead: Seconds = 0.0
@@ -110,11 +109,13 @@ class CostModel(Section):
         """The model on hardware that uses its nominal rates as well as the paper's 8 x A800 use theirs."""
         share = published_shares()
         memory = hardware.memory * share.memory
+        per_token = model.token_flops / (hardware.compute * share.products)
         return cls(
             name=name,
             token_bytes=model.token_bytes,
-            per_token=model.token_flops / (hardware.compute * share.products),
+            per_token=per_token,
             per_pair=model.pair_flops / 2 / (hardware.compute * share.attention),
+            per_sequence=per_token,
             per_context=model.token_bytes / memory,
             floor=model.weight_bytes / memory + share.latency,
             host=hardware.host,
@@ -122,41 +123,36 @@ class CostModel(Section):
         )
 
     @classmethod
-    def load(cls, name: str | Path) -> CostModel:
-        """A preset by its name, or a TOML file; raises ConfigError if it cannot be read or holds what cannot work."""
-        if str(name) in PRESETS:
-            return PRESETS[str(name)]
-        try:
-            with open(name, "rb") as file:
-                content = file.read(COST_LIMIT + 1)
-            if len(content) > COST_LIMIT:
-                raise ValueError(f"longer than {COST_LIMIT} bytes")
-            return cls.model_validate(tomllib.loads(content.decode("utf-8")), context={"file": str(name)})
-        except OSError as error:
-            known = ", ".join(PRESETS)
-            raise ConfigError(f"costs {name}: cannot be read ({error.strerror}): give a file, or {known}") from None
-        except ValidationError as error:
-            raise ConfigError(f"{name}: {refusal(cls, error.errors()[0])}") from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{name}: is no cost model ({error}): write one with `mooncake-edu calibrate`") from None
+    def named(cls, name: str) -> CostModel:
+        """A preset, or else the TOML file of that name; raises ConfigError if there is neither, or it cannot work."""
+        if name in PRESETS:
+            return PRESETS[name]
+        if not Path(name).is_file():
+            raise ConfigError(f"costs {name!r} are not known: use one of {', '.join(PRESETS)}, or a file that "
+                              "`mooncake-edu calibrate` wrote")  # fmt: skip
+        return cls.load(name)
 
     def to_toml(self) -> str:
-        """The file that `load` reads."""
+        """The text of a file that `load` reads."""
         return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in self.model_dump().items())
 
     def work(self, start: int, stop: int) -> float:
         """Computing tokens `start` to `stop` of a prompt behind those before them; adds up over parts. FAST eq. 1."""
         return self.per_token * (stop - start) + self.per_pair * (stop**2 - start**2)
 
-    def prefill(self, prompt: int, prefix: int = 0) -> float:
-        """Prefilling a prompt in one step, its first `prefix` tokens reused; the last token is always computed.
+    def prefill(self, prompt: int, prefix: int = 0, chunk: int | None = None) -> float:
+        """Prefilling a prompt, its first `prefix` tokens reused, in one step or in steps of at most `chunk` tokens.
 
-        Rises with the prompt and falls with the prefix. In several steps it takes the same time if none of them
-        is below the floor and there is no overhead, and longer otherwise. Raises ValueError if tokens do not fit.
+        The last token is always computed, since its logits are needed. Rises with the prompt and falls with the
+        prefix. Chunks add up to the time of one step if none of them is below the floor and there is no overhead,
+        and to more otherwise. Raises ValueError if the numbers do not fit together.
         """
-        if not 0 <= prefix <= prompt or prompt < 1:
-            raise ValueError(f"prefix {prefix} of a prompt of {prompt} tokens: use 0 to the prompt's length")
-        return self.step([(min(prefix, prompt - 1), prompt)])
+        if not 0 <= prefix <= prompt or prompt < 1 or (chunk is not None and chunk < 1):
+            raise ValueError(f"prefix {prefix} of a prompt of {prompt} tokens in chunks of {chunk}: use a prefix from "
+                             "0 to the prompt's length, and chunks of at least 1")  # fmt: skip
+        start = min(prefix, prompt - 1)
+        borders = [*range(start, prompt, chunk or prompt), prompt]
+        return sum(self.step([part]) for part in pairwise(borders))
 
     def decode_step(self, batch: int, context: int) -> float:
         """One token for each of `batch` requests that hold `context` tokens together; affine in the context."""
@@ -170,7 +166,7 @@ class CostModel(Section):
     def step(self, chunks: Iterable[tuple[int, int]], batch: int = 0, context: int = 0) -> float:
         """One step that computes chunks (start, stop) of prompts and one token for each of a batch."""
         computed = sum(self.work(start, stop) for start, stop in chunks)
-        return self.overhead + max(self.floor, computed) + self.per_token * batch + self.per_context * context
+        return self.overhead + max(self.floor, computed) + self.per_sequence * batch + self.per_context * context
 
     def transfer(self, size: float, bandwidth: float | None = None, flows: int = 1) -> float:
         """Moving `size` bytes over a network of that nominal rate (the model's own), shared evenly by `flows`."""
