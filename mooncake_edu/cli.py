@@ -31,6 +31,8 @@ COMMANDS = [
     Command("chat", "mooncake_edu.engine.commands:chat", "Talk with a model, and see what its cache saves."),
     Command("demo", "mooncake_edu.demo:main", "Serve conversations without and with sharing."),
     Command("course", "mooncake_edu.course.commands:app", "Weave, check and hand out the chapters."),
+    Command("trace", "mooncake_edu.traces.commands:app", "Check, sum up, make, sanitise and fetch traces."),
+    Command("reproduce", "mooncake_edu.simulation.reproduce:reproduce", "Run the paper's experiments."),
     Command("bench", "mooncake_edu.bench.commands:app", "Measure against peers and hardware limits."),
 ]
 """Every command in the order of the help; a later part adds its own by one line."""

@@ -119,12 +119,12 @@ class Report(BaseModel):
         return [*limits, *self.notes]
 
 
-def require_writable(path: Path | None) -> None:
+def require_writable(path: Path | None, option: str = "--json") -> None:
     """Refuse, before anything is measured, a file that could not be written in the end; raises BenchError."""
     if path is None:
         return
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise BenchError(f"--json {path}: is no file that can be written: make its folder, or choose another")
+        raise BenchError(f"{option} {path}: is no file that can be written: make its folder, or choose another")
 
 
 def machine(threads: int, versions: dict[str, str]) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""The paper's experiments: a table of names, and what every one of them takes and gives.
+
+An experiment is a configuration file in configs/reproduce and a function in one of the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mooncake_edu.config import Section
+from mooncake_edu.errors import ConfigError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+Progress = Callable[[str, int, int], None]
+"""Told what is under way, and how many of how many parts are done."""
+
+Settings = TypeVar("Settings", bound=Section)
+
+
+class Row(BaseModel):
+    """One figure: ours, within `low` to `high` where it was found several times, and the paper's where it has one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    what: str = Field(min_length=1)
+    unit: str = Field(min_length=1)
+    ours: float
+    low: float | None = None
+    high: float | None = None
+    paper: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment found; `remarks` tell what it rests on, and each deviation from the paper with its cause."""
+
+    rows: Sequence[Row]
+    figures: Sequence[go.Figure]
+    remarks: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True)
+class Experiment(Generic[Settings]):
+    """The table that its configuration is read by, and the function that runs it."""
+
+    settings: type[Settings]
+    run: Callable[[Settings, Progress], Outcome]
+
+
+class Entry(NamedTuple):
+    """Where the `Experiment` of a name is, "module:attribute" beside this file, and what it shows."""
+
+    target: str
+    help: str
+
+
+EXPERIMENTS = {
+    "table1": Entry("reuse:TABLE1", "Hits of one global pool by eviction policy and capacity (arXiv table 1)."),
+    "reuse": Entry("reuse:REUSE", "How much of each workload's KVCache could be reused at best."),
+}
+"""Every experiment by its name; a later one is added by one line."""
+
+
+def find(name: str) -> Experiment[Any]:
+    """The experiment of a name, imported; raises ConfigError if there is none."""
+    if name not in EXPERIMENTS:
+        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(EXPERIMENTS)}"
+        raise ConfigError(f"experiment {name!r} is not known: {hint}")
+    module, attribute = EXPERIMENTS[name].target.split(":")
+    found: Experiment[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    return found
+
+
+def settings_of(name: str, file: Path | None = None) -> Any:
+    """Its settings, from the file that comes with the package or another; raises ConfigError if they cannot work."""
+    kind = find(name).settings
+    if file is not None:
+        return kind.load(file)
+    text = (resources.files("mooncake_edu") / "configs" / "reproduce" / f"{name}.toml").read_text(encoding="utf-8")
+    return kind.from_toml(text, f"reproduce/{name}.toml")

@@ -1,0 +1,81 @@
+"""The traces that Mooncake publishes, by name, and where on this machine they may be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mooncake_edu.model.folders import user_folder
+from mooncake_edu.traces.trace import Trace, TraceError, read
+
+VARIABLE = "MOONCAKE_EDU_TRACES"
+"""The environment variable that names a folder of traces."""
+
+CACHE_VARIABLE = "MOONCAKE_EDU_CACHE"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file of kvcache-ai/Mooncake (Apache-2.0): its path there, its rows, and its sha256 where it is known."""
+
+    name: str
+    path: str
+    rows: int
+    note: str
+    sha256: str | None = None
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return self.path.rpartition("/")[2]
+
+
+PUBLISHED = {
+    entry.name: entry
+    for entry in [
+        Published("conversation", "FAST25-release/traces/conversation_trace.jsonl", 12_031, "one hour of a chatbot",
+                  "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df"),
+        Published("toolagent", "FAST25-release/traces/toolagent_trace.jsonl", 23_608, "one hour of tools and agents"),
+        Published("synthetic", "FAST25-release/traces/synthetic_trace.jsonl", 3_993, "made of public data sets",
+                  "bd070915a98fc0ed264d7cfef2ce746002eb3076a695ec31ba2674c0111ec131"),
+        Published("arxiv", "FAST25-release/arxiv-trace/mooncake_trace.jsonl", 23_608, "of the first paper"),
+    ]
+}  # fmt: skip
+"""The traces that go by a name."""
+
+FIRST_ROWS = "mooncake_trace_1000.jsonl"
+"""The first 1,000 rows of the arXiv trace, which some folders hold as a file of their own."""
+
+
+def folders() -> Iterator[Path]:
+    """Where traces are looked for: the folder that $MOONCAKE_EDU_TRACES names, beside a checkout, the user's cache."""
+    if named := os.environ.get(VARIABLE):
+        yield Path(named).expanduser()
+    yield Path(__file__).parents[3] / "shared" / "traces"
+    yield cache()
+
+
+def cache() -> Path:
+    """Where fetched traces are kept; raises ModelError if the variable names no user's home."""
+    from platformdirs import user_cache_path
+
+    return user_folder(CACHE_VARIABLE, user_cache_path) / "traces"
+
+
+def find(name: str) -> Path | None:
+    """The file of a published trace on this machine, or that of "arxiv-1000"; None where it is not."""
+    file = FIRST_ROWS if name == "arxiv-1000" else PUBLISHED[name].file
+    return next((path for folder in folders() if (path := folder / file).is_file()), None)
+
+
+def open_trace(given: str) -> Trace:
+    """The trace of a file, or of a published name; raises TraceError saying how to get it if it is not here."""
+    if Path(given).is_file() or given not in [*PUBLISHED, "arxiv-1000"]:
+        return read(given)
+    path = find(given)
+    if path is None:
+        remedy = f"`mooncake-edu trace fetch {'arxiv' if given == 'arxiv-1000' else given}`"
+        raise TraceError(f"trace {given} is not on this machine: run {remedy}, or set {VARIABLE} to its folder")
+    return read(path)
