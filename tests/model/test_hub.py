@@ -121,11 +121,57 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(
     assert starts == [0, 100_000, 300_000]
 
 
-def test_a_download_that_keeps_breaking_is_one_line_and_leaves_nothing(server: FakeHub) -> None:
-    server.breaks[WEIGHTS] = [1000] + [0] * 50
+def break_off(server: FakeHub, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that gets the first bytes of the weights, and then nothing more however often it asks."""
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    server.breaks[WEIGHTS] = [after] + [0] * 50
     with pytest.raises(Unavailable, match=r"cannot be fetched now: the Hugging Face hub does not answer") as refusal:
         hub.fetch(REPO)
-    assert "\n" not in str(refusal.value) and left() == []
+    assert "\n" not in str(refusal.value)
+    server.breaks.clear()
+    server.downloads.clear()
+
+
+def test_a_download_that_keeps_breaking_is_one_line_and_the_next_goes_on_where_it_ended(
+    server: FakeHub, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_off(server, 100_000, monkeypatch)
+    with pytest.raises(ModelError, match="is not in"):
+        hub.path(REPO)
+    folder = hub.fetch(REPO)
+    assert server.downloads == [(WEIGHTS, 100_000)]  # and no configuration again
+    assert (folder / WEIGHTS).read_bytes() == (repo / WEIGHTS).read_bytes() and left() == ["someone--small"]
+
+
+def test_a_hub_that_sends_files_only_whole_starts_over(
+    server: FakeHub, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_off(server, 100_000, monkeypatch)
+    server.ranges = False
+    assert (hub.fetch(REPO) / WEIGHTS).read_bytes() == (repo / WEIGHTS).read_bytes()
+    assert server.downloads == [(WEIGHTS, 0)]
+
+
+def test_what_is_left_of_another_commit_is_not_gone_on_from(
+    server: FakeHub, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_off(server, 100_000, monkeypatch)
+    server.commit = "d" * 40
+    assert (hub.fetch(REPO) / WEIGHTS).read_bytes() == (repo / WEIGHTS).read_bytes()
+    assert server.downloads == [("config.json", 0), (WEIGHTS, 0)] and left() == ["someone--small"]
+
+
+def test_bytes_that_are_not_what_the_hub_says_never_become_a_model_and_are_fetched_anew(
+    server: FakeHub, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_off(server, 100_000, monkeypatch)
+    (part,) = hub.models_folder().rglob(f"{WEIGHTS}.part")
+    part.write_bytes(b"x" * part.stat().st_size)
+    with pytest.raises(Unavailable, match=r"safetensors came with sha256 [0-9a-f]{64}, the hub says [0-9a-f]{64}"):
+        hub.fetch(REPO)
+    server.downloads.clear()
+    assert (hub.fetch(REPO) / WEIGHTS).read_bytes() == (repo / WEIGHTS).read_bytes()
+    assert server.downloads == [(WEIGHTS, 0)]
 
 
 @pytest.mark.parametrize(("status", "reason"), [(403, "is gated: accept its licence"), (500, "does not answer")])
@@ -203,23 +249,17 @@ def test_a_cache_that_cannot_be_written_is_one_line(
         hub.fetch(REPO)
 
 
-def test_ctrl_c_leaves_nothing(server: FakeHub, start: Start) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+def test_a_fetch_that_is_ended_is_no_model_and_its_leftovers_go_with_the_next(
+    server: FakeHub, start: Start, how: signal.Signals
+) -> None:
     server.delay = 0.5
     process = start()
     wait_for_download(server)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Traceback" not in errors
-    assert left() == []
-
-
-def test_a_killed_fetch_is_no_model_and_its_leftovers_go_with_the_next(server: FakeHub, start: Start) -> None:
-    server.delay = 0.5
-    process = start()
-    wait_for_download(server)
-    process.kill()
-    process.communicate(timeout=30)
-    assert len(left()) == 1 and left()[0].startswith(".someone--small.part-")
+    assert process.returncode == (130 if how is signal.SIGINT else -how) and "Traceback" not in errors
+    assert ".someone--small.download" in left() and "someone--small" not in left()
     with pytest.raises(ModelError, match="is not in"):
         hub.path(REPO)
     server.delay = 0.0
