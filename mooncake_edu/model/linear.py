@@ -5,16 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import linear
 
-from mooncake_edu.model.native import STRIPE, Kernels
+from mooncake_edu.model.native import BLOCK, STRIPE, Kernels
 
 FEW = 64
-"""Rows of input up to which a packed copy pays: few rows are bound by reading the weight, many by arithmetic."""
+"""Rows of input that are bound by reading the weight; more of them are bound by arithmetic."""
 
 
 class Linear:
     """x -> x @ weight.T + bias, with weight [out, in].
 
-    With kernels it keeps a second copy of the weight, laid out for products with few rows.
+    With kernels it keeps a second copy of the weight, laid out for products with few rows, and with many on a
+    processor that has a matrix unit.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, kernels: Kernels | None = None) -> None:
@@ -27,6 +28,8 @@ class Linear:
         """The product for x [rows, in]: [rows, out]."""
         if self._kernels is not None and len(x) <= FEW:
             return self._kernels.few_rows(x.contiguous(), self._packed, self.bias)
+        if self._kernels is not None and self._kernels.matrix_unit and x.shape[1] % BLOCK == 0:
+            return self._kernels.many_rows(x.contiguous(), self._packed, self.bias)
         return linear(x, self.weight, self.bias)
 
 

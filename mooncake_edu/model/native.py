@@ -1,4 +1,4 @@
-"""The kernels of kernels.c on tensors: compiled on first use, for this machine's own processor.
+"""The kernels of kernels.c and matrix_unit.c on tensors: compiled on first use, for this machine's own processor.
 
 They serve float32 on Linux where a C compiler is there; everywhere else, and for shapes that they do not know, plain
 torch does the same. `MOONCAKE_EDU_NATIVE=0` switches them off.
@@ -23,12 +23,14 @@ from torch import Tensor
 from mooncake_edu.errors import UserError
 from mooncake_edu.model import hub
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = (Path(__file__).with_name("kernels.c"), Path(__file__).with_name("matrix_unit.c"))
 SWITCH = "MOONCAKE_EDU_NATIVE"
 COMPILE_LIMIT = 120.0  # seconds
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
 STRIPE = 64
 """Rows of a weight that lie side by side in `pack`'s layout."""
+BLOCK = 32
+"""Rows, and numbers in each, that the matrix unit takes at once."""
 MOST_ROWS = 192
 """Query heads of one KV head at most, or of a chunk's tokens that go over the keys together."""
 
@@ -39,6 +41,8 @@ FUNCTIONS = {
     "gated": "aannt",
     "rotate": "anaannt",
     "few_rows": "aaaannnt",
+    "matrix_unit": "",
+    "many_rows": "aaaannnt",
     "put": "aaanannnnt",
     "attend_single": "aanaanannnnft",
     "attend_chunk": "aannanannnft",
@@ -60,6 +64,8 @@ class Kernels:
             getattr(library, name).argtypes = [ARGUMENTS[letter] for letter in arguments]
         self.lanes: int = library.lanes()
         """Numbers in a vector: widths must be a multiple."""
+        self.matrix_unit = bool(library.matrix_unit())
+        """Whether the processor has a unit that `many_rows` can use."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [rows, width] over the root of its mean square, times a weight a channel."""
@@ -80,7 +86,7 @@ class Kernels:
         )
 
     def pack(self, weight: Tensor) -> Tensor:
-        """A copy of a weight [out, in] as `few_rows` reads it; out is a multiple of STRIPE."""
+        """A copy of a weight [out, in] as `few_rows` and `many_rows` read it; out is a multiple of STRIPE."""
         return weight.view(-1, STRIPE, weight.shape[1]).transpose(1, 2).contiguous()
 
     def few_rows(self, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -91,6 +97,18 @@ class Kernels:
             *x.shape, y.shape[1], torch.get_num_threads(),
         )  # fmt: skip
         return y
+
+    def many_rows(self, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        """The same on the matrix unit, as exact as float32 is; `in` is a multiple of BLOCK. Raises MemoryError."""
+        rows, width = -(-len(x) // BLOCK) * BLOCK, packed.shape[0] * STRIPE
+        y = x.new_empty(rows, width)
+        failed = self._call.many_rows(
+            x.data_ptr(), packed.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
+            *x.shape, width, torch.get_num_threads(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory to multiply {len(x)} rows on the matrix unit: free some of this machine's")
+        return y[: len(x)]
 
     def put(self, keys: int, slots: Tensor, k: Tensor, v: Tensor, block_size: int) -> None:
         """Writes k and v [tokens, kv_heads, head_dim] into the pages; `keys` is the address of the layer in block 0."""
@@ -156,8 +174,8 @@ def _compiled(head_dim: int) -> Path:
     if sys.platform != "linux" or compiler is None:
         raise NotAvailable(f"no C compiler on {sys.platform}: on Linux, install gcc")
     sizes = (f"-DHEAD_DIM={head_dim}", f"-DSTRIPE={STRIPE}", f"-DMOST_ROWS={MOST_ROWS}")
-    command = [compiler, *FLAGS, *sizes, str(SOURCE), "-Wl,--as-needed", *_openmp(), "-lm"]
-    name = _digest(_digest(SOURCE.read_bytes()), *command, _processor())
+    command = [compiler, *FLAGS, *sizes, *map(str, SOURCES), "-Wl,--as-needed", *_openmp(), "-lm"]
+    name = _digest(*(source.read_bytes() for source in SOURCES), *command, _processor())
     folder = hub.models_folder().parent / "kernels"
     for library in folder.glob(f"{name}-*.so"):
         if library.name == f"{name}-{_digest(library.read_bytes())}.so":  # one cut short would end the process

@@ -8,7 +8,9 @@ from mooncake_edu.model.native import STRIPE, Kernels
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(STRIPE, 40), (3 * STRIPE, 130), (2 * STRIPE, 1), (100, 40)])
+@pytest.mark.parametrize(
+    "shape", [(STRIPE, 40), (3 * STRIPE, 130), (2 * STRIPE, 1), (100, 40), (STRIPE, 64), (3 * STRIPE, 800)]
+)
 @pytest.mark.parametrize("rows", [1, 2, 6, 7, 16, 17, FEW, FEW + 1, 200])
 def test_any_number_of_rows_gives_the_exact_product(
     rows: int, shape: tuple[int, int], bias: bool, kernels: Kernels | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from mooncake_edu.model import native as module
 from mooncake_edu.model.attention import NativeAttention, Span, TorchAttention, attention_for
 from mooncake_edu.model.config import TINY
 from mooncake_edu.model.decoder import Decoder
+from mooncake_edu.model.linear import Linear
 from mooncake_edu.model.native import SWITCH, Kernels, NotAvailable, kernels_for, load
 from mooncake_edu.model.ops import NativeOps, Ops
 from mooncake_edu.model.parallel import whole
@@ -93,6 +95,56 @@ def test_what_does_not_fit_a_vector_or_lies_apart_is_computed_by_torch(native: K
     assert torch.equal(ops.rotate(apart, turn), Ops().rotate(apart, turn))
 
 
+@pytest.fixture(scope="session")
+def unit(native: Kernels) -> Kernels:
+    """Kernels that use the processor's matrix unit."""
+    if not native.matrix_unit:
+        pytest.skip("the processor has no matrix unit (AMX): run the tests on one that has")
+    return native
+
+
+def error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Root mean square."""
+    return float((found - exact).square().mean().sqrt())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.one_of(st.integers(1, 70), st.integers(250, 600)),
+    chunks=st.integers(1, 60),
+    stripes=st.integers(1, 3),
+    bias=st.booleans(),
+    spread=st.sampled_from((0, 6)),
+)
+def test_the_matrix_unit_is_as_exact_as_float32(
+    unit: Kernels, rows: int, chunks: int, stripes: int, bias: bool, spread: int
+) -> None:
+    inner, out = 32 * chunks, 64 * stripes
+    size = torch.exp(randn(inner, seed=2) * spread)  # channels of very different sizes
+    x, weight = randn(rows, inner) * size, randn(out, inner, seed=1)
+    add = randn(out, seed=3) if bias else None
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if add is None else add.double())
+    found = unit.many_rows(x, unit.pack(weight), add)
+    assert found.shape == exact.shape
+    assert error(found, exact) <= 1.5 * error(torch.nn.functional.linear(x, weight, add), exact)
+
+
+def test_the_matrix_unit_keeps_what_is_no_number_and_touches_no_other_row(unit: Kernels) -> None:
+    x, weight = randn(40, 64), randn(64, 64, seed=1)
+    x[7, 3], x[20] = math.nan, 3e38
+    found = unit.many_rows(x, unit.pack(weight), None)
+    assert found[7].isnan().all() and torch.equal(found[20].isfinite(), (x[20] @ weight.T).isfinite())
+    others = [row for row in range(40) if row not in (7, 20)]
+    torch.testing.assert_close(found[others], x[others] @ weight.T, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_has_the_same_product_on_the_matrix_unit_whatever_the_others(unit: Kernels) -> None:
+    x, packed = randn(300, 96), unit.pack(randn(128, 96, seed=1))
+    together = unit.many_rows(x, packed, None)
+    for rows in (1, 31, 32, 33, 257):
+        assert torch.equal(unit.many_rows(x[:rows], packed, None), together[:rows])
+
+
 @pytest.mark.parametrize("flag", PROCESSORS.get(os.uname().machine, ["-march=native"]))
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 def test_every_width_of_vectors_gives_the_same(
@@ -101,8 +153,8 @@ def test_every_width_of_vectors_gives_the_same(
     monkeypatch.setattr(module, "FLAGS", (*(f for f in module.FLAGS if "march" not in f), flag))
     monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path))
     kernels = load(head_dim)
-    x, weight = randn(19, 200), randn(128, 200, seed=1)
-    torch.testing.assert_close(kernels.few_rows(x, kernels.pack(weight), None), x @ weight.T, rtol=1e-4, atol=1e-4)
+    for x, weight in ((randn(19, 200), randn(128, 200, seed=1)), (randn(100, 96), randn(128, 96, seed=1))):
+        torch.testing.assert_close(Linear(weight, None, kernels)(x), x @ weight.T, rtol=1e-4, atol=1e-4)
     pages = randn(40, 2, 2, 2, 5, head_dim, seed=2)
     spans = [Span(range(10), 40, 1), Span(range(10, 30), 13, 80), Span(range(30, 40), 47, 1), Span([0], 0, 2)]
     q, k, v = randn(84, 6, head_dim, seed=3), randn(84, 2, head_dim, seed=4), randn(84, 2, head_dim, seed=5)
@@ -211,7 +263,7 @@ def test_the_kernels_bring_no_threads_besides_those_of_torch(native: Kernels) ->
 
 
 def test_every_function_is_declared_with_as_many_arguments_as_it_has() -> None:
-    text = module.SOURCE.read_text()
+    text = "".join(source.read_text() for source in module.SOURCES)
     kinds = {"*": "a", "int64_t": "n", "float": "f", "int": "t"}
     for name, arguments in module.FUNCTIONS.items():
         start = next(at for at in (text.find(f"\n{kind} {name}(") for kind in ("void", "int")) if at >= 0)
