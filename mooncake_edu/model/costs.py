@@ -1,9 +1,9 @@
 """What prefill, decode and transfers cost: formulas of the paper, with the few numbers that only measuring can give.
 
-A step of an instance computes chunks of prompts and one token of each decoding request. Its time has five parts:
-products (in proportion to the rows), attention of chunks (to the pairs of tokens), reading KVCache for decoding (to
-the tokens of context), a floor (reading the weights, starting the layers), which passes while chunks are computed,
-and an overhead that nothing hides.
+A step of an instance computes chunks of prompts and one token of each decoding request. Computing chunks takes
+products (in proportion to their tokens), attention (to pairs of tokens) and an overhead; a step takes at least a floor
+(reading the weights, starting the layers), which passes while chunks are computed. Decoding adds its rows, and reading
+its KVCache.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CostModel(Section):
 
     `per_token` is the time of the products of a row, `per_pair` that of attention for each of the n^2 pairs of a
     prompt of n tokens; a decoding request adds `per_sequence` to a step, and `per_context` for each token of KVCache
-    that is read for it. `floor` is what a step takes at least without those, and `overhead` is added to every step.
+    that is read for it. Without those a step takes at least `floor`, and with chunks at least `overhead` beside them.
     `host` and `network` are nominal rates of a node in bytes/s; transfers get the share `wire` of the network's, and
     at most `node_rate`.
     """
@@ -105,9 +105,9 @@ class CostModel(Section):
     node_rate: Bandwidth = NODE_RATE
 
     @classmethod
-    def of(cls, name: str, model: Arithmetic, hardware: Hardware) -> CostModel:
-        """The model on hardware that uses its nominal rates as well as the paper's 8 x A800 use theirs."""
-        share = published_shares()
+    def of(cls, name: str, model: Arithmetic, hardware: Hardware, share: Shares | None = None) -> CostModel:
+        """The model on hardware that gets such shares of its nominal rates; without them, those of 8 x A800."""
+        share = share or published_shares()
         memory = hardware.memory * share.memory
         per_token = model.token_flops / (hardware.compute * share.products)
         return cls(
@@ -158,15 +158,12 @@ class CostModel(Section):
         """One token for each of `batch` requests that hold `context` tokens together; affine in the context."""
         return self.step((), batch, context)
 
-    def decode_run(self, batch: int, context: int, steps: int) -> float:
-        """`steps` decode steps in a row; the context is `context` in the first and grows by the batch in each."""
-        grown = steps * context + batch * (steps * (steps - 1) // 2)
-        return steps * self.decode_step(batch, 0) + self.per_context * grown
-
     def step(self, chunks: Iterable[tuple[int, int]], batch: int = 0, context: int = 0) -> float:
         """One step that computes chunks (start, stop) of prompts and one token for each of a batch."""
         computed = sum(self.work(start, stop) for start, stop in chunks)
-        return self.overhead + max(self.floor, computed) + self.per_sequence * batch + self.per_context * context
+        if computed > 0:
+            computed += self.overhead
+        return max(self.floor, computed) + self.per_sequence * batch + self.per_context * context
 
     def transfer(self, size: float, bandwidth: float | None = None, flows: int = 1) -> float:
         """Moving `size` bytes over a network of that nominal rate (the model's own), shared evenly by `flows`."""
