@@ -226,6 +226,14 @@ def test_a_picture_shows_what_the_wrong_answer_did() -> None:
     )
 
 
+def test_a_picture_of_a_sequence_alone_shows_it_once() -> None:
+    drawn = judge(find("1.5"), lambda table, length, block_size, references, free: None).picture
+    assert drawn is not None
+    _, links, entries, *_ = drawn.data
+    assert list(entries.text) == ["0"] and len(links.x) == 3
+    assert [note.text for note in drawn.layout.annotations if note.opacity] == ["<b>A</b>", "<b>blocks of the pool</b>"]
+
+
 def test_the_threshold_lies_between_the_naive_choice_and_a_good_one() -> None:
     good, naive = (crowd.again(choose, crowd.HELD_OUT) for choose in (fewest_tokens, crowd.youngest))
     assert 1.05 * good < ASKED < 0.8 * naive

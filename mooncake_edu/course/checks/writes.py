@@ -146,7 +146,7 @@ def draw(answer: Answer, case: Writes) -> go.Figure:
             scenes.append(memory.scene(f"{name} writes", memory.write(answer, name)))
         except ValueError:  # the verdict says what is missing
             break
-    names = (memory.case.names * 2)[:2]
+    names = [*memory.case.names, ""][:2]  # beside a sequence alone there is nobody
     shown = 2 + max(block for each in scenes for table in each.blocks.values() for block in table)
     scenes = [replace(each, references=each.references[:shown]) for each in scenes]
     wrong = _read_rule(memory) or _count_rule(memory) or ""
