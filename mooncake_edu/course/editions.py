@@ -20,6 +20,8 @@ Page = tuple[str, Callable[[list[Notebook]], str]]
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 """The markers of nbgrader; what stands between them is the solution."""
 
+CHECK = re.compile(r"check\(.*\)")
+
 STUB = "raise NotImplementedError"
 
 
@@ -36,11 +38,12 @@ def write_student(folder: Path, out: Path) -> list[Path]:
 
 
 def write_instructor(folder: Path, out: Path) -> list[Path]:
-    """Write the notebooks as they are, with `index.md` of exercises and minutes, into the new folder `out`.
+    """Write the notebooks with everything, and `index.md` of exercises and minutes, into the new folder `out`.
 
+    The cells that are graded raise unless the answer passed, since nbgrader gives points to every cell that does not.
     Raises UserError, and leaves nothing behind, if `out` holds something or a notebook is not as it must be.
     """
-    return _write(folder, out, lambda notebook, name: notebook, ("index.md", index))
+    return _write(folder, out, for_graders, ("index.md", index))
 
 
 def _write(
@@ -76,6 +79,21 @@ def for_student(notebook: Notebook, name: str) -> Notebook:
             if "exercise" in tags(cell) and STUB not in text:
                 raise EditionError(f"{place} is an exercise without a solution: write it between {BEGIN} and {END}")
             write_source(cell, text)
+    return {**notebook, "cells": cells}
+
+
+def for_graders(notebook: Notebook, name: str) -> Notebook:
+    """A notebook whose graded cells raise unless the check in their last line passed.
+
+    Raises EditionError if a graded cell does not end with a check, and so would give points to every answer.
+    """
+    cells = [dict(cell) for cell in notebook["cells"]]
+    for cell in cells:
+        if cell["metadata"].get("nbgrader", {}).get("grade"):
+            text = source(cell).rstrip()
+            if not CHECK.fullmatch(text.split("\n")[-1]):
+                raise EditionError(f"cell {cell.get('id', '?')} of {name} is graded: end it with the line check(...)")
+            write_source(cell, f"{text}.require()")
     return {**notebook, "cells": cells}
 
 

@@ -98,9 +98,24 @@ def test_a_notebook_in_memory_stays_as_it_is() -> None:
     assert notebook == chapter()
 
 
-def test_an_instructor_gets_all_of_it(course: Path, tmp_path: Path) -> None:
+def test_an_instructor_gets_all_of_it_and_graded_cells_require_what_they_check(course: Path, tmp_path: Path) -> None:
     (path,) = write_instructor(course, tmp_path / "out")
-    assert json.loads(path.read_text()) == chapter()
+    expected = chapter()
+    graded = [cell for cell in expected["cells"] if cell["metadata"].get("nbgrader", {}).get("grade")]
+    assert graded
+    for cell in graded:
+        cell["source"] += ".require()"
+    assert json.loads(path.read_text()) == expected
+
+
+def test_a_graded_cell_that_would_give_points_to_every_answer_is_refused(course: Path, tmp_path: Path) -> None:
+    notebook = chapter()
+    (cell, *_) = [cell for cell in notebook["cells"] if cell["metadata"].get("nbgrader", {}).get("grade")]
+    cell["source"] += "\nprint('thank you')"
+    small.write(notebook, course, "09-small.ipynb")
+    with pytest.raises(EditionError, match=rf"cell {cell['id']} of 09-small.ipynb is graded: end it with the line"):
+        write_instructor(course, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_index_gives_minutes_and_points(course: Path, tmp_path: Path) -> None:

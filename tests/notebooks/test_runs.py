@@ -10,7 +10,7 @@ import pytest
 
 from mooncake_edu.course.cells import Chapter, source
 from mooncake_edu.course.check import exercises
-from mooncake_edu.course.editions import tags, write_student
+from mooncake_edu.course.editions import tags, write_instructor, write_student
 from mooncake_edu.course.verdict import NOT_YET, PASSED
 from tests.notebooks import small
 from tests.notebooks.running import CHAPTERS, ROOT, Run, run
@@ -127,6 +127,15 @@ def test_a_student_s_small_chapter_reaches_its_end(tmp_path: Path) -> None:
     ended = run(path, tmp_path / "run")
     assert ended.passed, ended.said
     assert ended.verdicts == {"9.1": NOT_YET}
+
+
+@pytest.mark.parametrize(("answer", "passes"), [("return value + 1", True), ("return value", False)])
+def test_an_instructor_s_edition_ends_where_an_answer_does_not_pass(answer: str, passes: bool, tmp_path: Path) -> None:
+    (path,) = write_instructor(chapter(tmp_path).parent, tmp_path / "instructor")
+    path.write_text(path.read_text().replace("return value + 1", answer))
+    ended = run(path, tmp_path / "run")
+    assert ended.passed == passes
+    assert ("AssertionError: ✗ 9.1 One more: failed" in ended.said) != passes
 
 
 def test_a_chapter_that_raises_does_not_pass(tmp_path: Path) -> None:
