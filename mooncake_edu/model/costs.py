@@ -26,7 +26,7 @@ from mooncake_edu.model.config import ModelConfig
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Reals = npt.NDArray[np.float64]
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0.001, le=1)]
 
 
 @dataclass(frozen=True, slots=True)

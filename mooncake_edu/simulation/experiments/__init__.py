@@ -65,8 +65,9 @@ class Entry(NamedTuple):
 
 
 EXPERIMENTS = {
-    "table1": Entry("reuse:TABLE1", "Hits of one global pool by eviction policy and capacity (arXiv table 1)."),
+    "table1": Entry("table1:TABLE1", "Hits of one global pool by eviction policy and capacity (arXiv table 1)."),
     "reuse": Entry("reuse:REUSE", "How much of each workload's KVCache could be reused at best."),
+    "fig7": Entry("fig7:FIG7", "What storing the KVCache adds to a prefill, layer by layer or not (arXiv fig. 7)."),
 }
 """Every experiment by its name; a later one is added by one line."""
 
