@@ -169,17 +169,26 @@ class SloSection(Section):
 class Policies(Section):
     """Who decides what: the names of the policies, and their one parameter. Paper: arXiv table 1, 6 and 7."""
 
-    placement: Literal["random", "load-balancing", "cache-aware", "kvcache-centric"] = "kvcache-centric"
+    placement: Literal["random", "round-robin", "load-balancing", "cache-aware", "kvcache-centric"] = "kvcache-centric"
     kvcache_balancing_threshold: float = Field(default=2.0, ge=1, le=1000)  # unpublished; 1 to 4 hardly differ
-    eviction: Literal["lru", "lfu", "length-aware"] = "lru"
+    eviction: Literal["lru", "lfu", "length-aware", "fifo", "s3-fifo"] = "lru"
     admission: Literal["all", "baseline", "early-rejection", "early-rejection-by-prediction"] = "all"
 
 
 class Tiers(Section):
-    """Where KVCache is kept beyond the device: bytes of DRAM and of SSD an instance; 0 is none."""
+    """Where KVCache is kept beyond the device: bytes of DRAM and of SSD an instance; 0 is none.
+
+    The SSD holds all that DRAM holds, and more.
+    """
 
     dram: Size = 0
     ssd: Size = 0
+    ssd_bandwidth: Bandwidth = 7e9  # a PCIe 4 drive, by the data sheets
+
+    def check(self) -> None:
+        """The lower tier is the larger one."""
+        if 0 < self.ssd < self.dram:
+            raise ValueError(f"ssd {self.ssd} is below dram {self.dram}, whose blocks it holds too: give more, or 0")
 
 
 class Transport(Section):
@@ -188,6 +197,25 @@ class Transport(Section):
     name: Literal["inproc", "shm", "tcp", "rdma", "mooncake"] = "inproc"
     slice: SliceSize = 64 * 1024
     retries: int = Field(default=9, ge=0, le=100)
+
+
+class SimulationSection(Section):
+    """What only a simulation needs to know.
+
+    `costs` is a preset or file of `mooncake-edu calibrate`; without it, times follow from `hardware`. `layers` are
+    those of the model. With `layerwise`, KVCache is loaded, stored and sent layer by layer while others are computed.
+    A `coupled` instance computes whole prompts first, or chunks of them beside its decoding requests. The view of the
+    cluster is `view_age` seconds old; each estimate of a prefill is off by a factor that is log-normal with
+    `estimate_noise` as its sigma.
+    """
+
+    costs: str | None = Field(default=None, min_length=1)
+    layers: int = Field(default=80, ge=1, le=1000)  # FAST table 1
+    layerwise: bool = True
+    coupled: Literal["prefill-first", "chunked"] = "prefill-first"
+    view_age: float = Field(default=0.0, ge=0, le=3600)
+    estimate_noise: float = Field(default=0.0, ge=0, le=3)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
 class Config(Section):
@@ -201,6 +229,7 @@ class Config(Section):
     policies: Policies = Policies()
     tiers: Tiers = Tiers()
     transport: Transport = Transport()
+    simulation: SimulationSection = SimulationSection()
 
     def check(self) -> None:
         """Prefill and decode instances need each other."""

@@ -53,7 +53,7 @@ FIELDS: dict[Kind, tuple[str, ...]] = {
         "position",
         "cached",
     ),  # computed; before the first of them; found in the local cache
-    Kind.STREAM: ("layer", "bytes"),
+    Kind.STREAM: ("layer", "bytes"),  # layer -1 is all of them
     Kind.WAIT: ("tokens",),  # waited for
     Kind.DECODE: ("tokens",),  # made in this span
     Kind.PREEMPTED: ("tokens",),  # computed tokens lost
@@ -145,8 +145,8 @@ class EventLog:
     Any thread may add or read; `dropped` counts the rows lost. A span is added when it ends, so the log
     holds no open ones. How tokens follow from it: the first token of a request appears at the end of the
     CHUNK that completes its prompt (after a preemption: its prompt and tokens so far); and each STEP of an
-    instance that begins and ends within a DECODE span of a request on that instance makes one token, at the
-    step's end. The steps of one instance begin and end in the same order, and take time.
+    instance that decodes, and begins and ends within a DECODE span of a request on that instance, makes one token,
+    at the step's end. The steps of one instance begin and end in the same order, and take time.
     """
 
     def __init__(self, capacity: int = 1_000_000) -> None:
@@ -203,6 +203,34 @@ class EventLog:
                 self._added += 1
         except (KeyError, struct.error):
             raise ValueError(f"{kind.name} with fields {values}: give {[*names]} as integers") from None
+
+    def add_steps(self, instance: int, start: Reals, end: Reals, **values: int | Ints) -> None:
+        """Records consecutive batch steps of one instance at once: times [steps], a value or [steps] for each field.
+
+        Raises ValueError if times are not finite and in order, or a field is missing or unknown.
+        """
+        names = FIELDS[_STEP]
+        if not bool(np.all(np.isfinite(start) & np.isfinite(end) & (start <= end))):
+            raise ValueError(f"STEPs of instance {instance}: times must be finite and in order")
+        if sorted(values) != sorted(names):
+            raise ValueError(f"STEP with fields {[*values]}: give {[*names]}")
+        rows = np.zeros(len(end), _DTYPE)
+        rows["kind"], rows["request"], rows["instance"], rows["start"], rows["end"] = _STEP, -1, instance, start, end
+        for column, name in zip("abcde", names, strict=True):
+            rows[column] = values[name]
+        with self._lock:
+            for first in range(0, len(rows), self.capacity):
+                self._append(rows[first : first + self.capacity])
+
+    def _append(self, rows: npt.NDArray[Any]) -> None:
+        """Rows of no request, at most as many as the log can hold."""
+        while (size := self._table.size) < min(self.capacity, self._size + len(rows)):
+            self._allocate(min(2 * size, self.capacity), self._in_order_added())
+        for _ in range(self._size + len(rows) - size):
+            self._drop_oldest()
+        self._table[(np.arange(len(rows)) + self._head + self._size) % size] = rows
+        self._size += len(rows)
+        self._added += len(rows)
 
     def columns(self) -> Rows:
         """All rows in order of their start; rows that start together stay in the order they were added."""

@@ -90,6 +90,7 @@ class _Tokens(NamedTuple):
 def _tokens(rows: Rows, indices: Ints) -> _Tokens:
     """Times of the tokens of the requests `indices` (sorted); see EventLog for the rule."""
     steps = rows.of(Kind.STEP)
+    steps = steps.where(steps.field(Kind.STEP, "decode") > 0)
     steps = steps.where(np.lexsort((steps.start, steps.instance)))
     parts = rows.where(np.isin(rows.kind, (Kind.CHUNK, Kind.DECODE)))  # each a run of tokens
     owner = np.searchsorted(indices, parts.request)
@@ -188,11 +189,12 @@ def _ttft_and_tbt(tokens: _Tokens, arrival: Reals, complete: Mask) -> tuple[Real
         if stop > begin:
             ttft[request] = tokens.times[begin] - arrival[request]
         if stop > begin + 1:
-            tbt[request] = _mean_of_longest(intervals[begin : stop - 1])
+            tbt[request] = mean_of_longest(intervals[begin : stop - 1])
     return ttft, tbt
 
 
-def _mean_of_longest(intervals: Reals) -> float:
+def mean_of_longest(intervals: Reals) -> float:
+    """The mean of the longest tenth of token intervals, which is the TBT of a request. Paper: FAST 5.1."""
     count = -(-intervals.size // TBT_SHARE)
     return float(np.partition(intervals, intervals.size - count)[intervals.size - count :].mean())
 

@@ -1,0 +1,293 @@
+"""The simulated cluster: its parts as a configuration names them, and the way of a request through them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import TypeVar
+
+import numpy as np
+
+from mooncake_edu.admission import ADMISSIONS, Load, Refuse
+from mooncake_edu.conductor import POLICIES, Placement, Query
+from mooncake_edu.config import Config, Instances
+from mooncake_edu.errors import ConfigError
+from mooncake_edu.events import EventLog, Kind, Reals, Refusal
+from mooncake_edu.model.costs import PAPER_MODEL, CostModel
+from mooncake_edu.simulation.agenda import Agenda, Rank
+from mooncake_edu.simulation.batch import Batch
+from mooncake_edu.simulation.caches import NodeCache, PagedCache, Tier
+from mooncake_edu.simulation.coupled import CoupledInstance
+from mooncake_edu.simulation.decode import DecodeInstance, Decoding
+from mooncake_edu.simulation.job import Job
+from mooncake_edu.simulation.network import Network
+from mooncake_edu.simulation.prefill import Flow, PrefillInstance, by_layer, in_turn
+from mooncake_edu.simulation.record import Recorder
+from mooncake_edu.simulation.reference import StepBatch, layer_after_layer
+from mooncake_edu.simulation.result import Ledger, Result, Slos
+from mooncake_edu.simulation.sight import Side, Sight
+from mooncake_edu.traces.trace import Trace
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many requests have arrived."""
+
+_TOLD = 500  # requests between two such calls
+
+
+def costs_of(config: Config) -> CostModel:
+    """The times that a configuration names, or that follow from its hardware; raises ConfigError if it has neither."""
+    if config.simulation.costs is not None:
+        return CostModel.named(config.simulation.costs)
+    if config.hardware is None or config.model.name != "llama-70b":
+        raise ConfigError(
+            f"simulation.costs is missing for model.name {config.model.name!r}: name a preset such as \"A800x8\" or a "
+            f"file of `mooncake-edu calibrate`; times follow from [hardware] for llama-70b alone"
+        )
+    return CostModel.of(config.model.name, PAPER_MODEL, config.hardware)
+
+
+class Noisy:
+    """Estimates that are off: those of a prefill by a log-normal factor of mean 1."""
+
+    def __init__(self, costs: CostModel, sigma: float, seed: int) -> None:
+        self._costs, self._sigma, self._random = costs, sigma, Random(seed)
+        self.decode_step = costs.decode_step
+
+    def prefill(self, prompt: int, prefix: int = 0) -> float:
+        """The estimate for a prompt."""
+        exact = self._costs.prefill(prompt, prefix)
+        if not self._sigma:
+            return exact
+        return exact * math.exp(self._random.gauss(-self._sigma**2 / 2, self._sigma))
+
+
+class Cluster:
+    """Instances, network, and what the Conductor sees; numbers of instances follow the order of the configuration."""
+
+    def __init__(
+        self, config: Config, block_size: int, ledger: Ledger, log: EventLog | None = None, reference: bool = False
+    ) -> None:
+        self.config, self.costs, self.ledger = config, costs_of(config), ledger
+        self.agenda = Agenda()
+        self.recorder = Recorder(log, block_size)
+        self.moved_bytes: dict[str, float] = {}
+        self._block_size, self._reference = block_size, reference
+        roles = _numbered(config)
+        coupled = [number for number, group in roles if group.role == "coupled"]
+        fill = coupled or [number for number, group in roles if group.role == "prefill"]
+        decode = coupled or [number for number, group in roles if group.role == "decode"]
+        stages = {number: group.pipeline_parallel for number, group in roles}
+        side = Side(fill, [stages[number] for number in fill])
+        other = side if coupled else Side(decode, [1] * len(decode))
+        self.sight = Sight(side, other, block_size, config.simulation.view_age)
+        rate = self.costs.network_rate()
+        self._network = Network(self.agenda, {number: rate * nodes for number, nodes in stages.items()})
+        self.prefill: dict[int, PrefillInstance] = {}
+        self.decode: dict[int, Decoding] = {}
+        self.capacity = config.engine.count_blocks(self.costs.token_bytes) * block_size
+        for number, group in roles:
+            self._add(number, group)
+        seed = config.simulation.seed
+        self._policy = _named("policies.placement", POLICIES, config.policies.placement)(
+            Noisy(self.costs, config.simulation.estimate_noise, seed), seed
+        )
+        self._admission = _named("policies.admission", ADMISSIONS, config.policies.admission)()
+
+    def _add(self, number: int, group: Instances) -> None:
+        engine, simulation, told = self.config.engine, self.config.simulation, self._told(number)
+        batch = StepBatch(self.costs) if self._reference else Batch(self.costs)
+        serving = (number, engine.max_batch, self.capacity, self.costs, batch, self.agenda, self.recorder, self)
+        if group.role == "prefill":
+            cache = NodeCache(self._tiers(group.pipeline_parallel), self.config.policies.eviction, told)
+            overlapped = layer_after_layer if self._reference else by_layer
+            self.prefill[number] = PrefillInstance(
+                number, group.pipeline_parallel, engine.token_budget, simulation.layers,
+                overlapped if simulation.layerwise else in_turn, self._block_size, self.costs, cache, self.agenda,
+                self.recorder, self,
+            )  # fmt: skip
+        elif group.role == "decode":
+            self.decode[number] = DecodeInstance(*serving, self._block_size)
+        else:
+            pages = PagedCache(engine.prefix_sharing, told)
+            chunked = simulation.coupled == "chunked"
+            self.decode[number] = CoupledInstance(*serving, pages, engine.token_budget, chunked, self._block_size)
+
+    def _told(self, number: int) -> Callable[[Sequence[int], Sequence[int]], None]:
+        return lambda new, gone: self.sight.report(self.agenda.now, self.sight.cached, number, new, gone)
+
+    def _tiers(self, nodes: int) -> list[Tier]:
+        """The tiers of a group of nodes together."""
+        tiers, block = self.config.tiers, self.costs.block_bytes(self._block_size)
+        if not self.config.engine.prefix_sharing:
+            return []
+        found = (("dram", tiers.dram, self.costs.host), ("ssd", tiers.ssd, tiers.ssd_bandwidth))
+        return [Tier(name, size * nodes // block, bandwidth) for name, size, bandwidth in found if size]
+
+    def arrive(self, job: Job) -> None:
+        """A request comes: it is placed and admitted, or refused."""
+        now = self.agenda.now = job.arrival
+        self.ledger.arrived(job)
+        query = Query(job.prompt, job.ids, now)
+        placement = self._policy.place(query, self.sight.look(now, query))
+        job.prefill, job.decode, job.estimate = placement.prefill, placement.decode, placement.work
+        self.recorder.at(Kind.ARRIVED, job, job.prefill, now, now, prompt=job.prompt)
+        refusal = self._refusal(job, placement)
+        if refusal is not None:
+            self.recorder.refused(job, refusal, now)
+            self.ledger.refused(job, now)
+            return
+        self.ledger.placed(job)
+        self.sight.report(now, self.sight.queued, job.prefill, job.estimate)
+        self.sight.report(now, self.sight.placed, job.decode, job.prompt)
+        if job.prefill in self.prefill:
+            self.prefill[job.prefill].submit(job, now)
+        else:
+            self.decode[job.prefill].enter(job, now)
+
+    def _refusal(self, job: Job, placement: Placement) -> Refusal | None:
+        if len(job.ids) * self._block_size + job.output > self.capacity:
+            return Refusal.TOO_LARGE
+        slo = self.config.slo
+        pool, place = self.sight.decode, self.sight.decode.place[job.decode]
+        full = pool.requests[place] / self.config.engine.max_batch
+        decode = max(placement.tbt / slo.tbt.value, full) if pool.requests[place] else 0.0
+        decision = self._admission.decide(placement, Load(placement.ttft / slo.ttft.value, decode))
+        return decision.reason if isinstance(decision, Refuse) else None
+
+    def taken(self, job: Job, until: float, now: float) -> None:
+        """A prompt's turn has come; it will have been computed by `until`."""
+        self.sight.report(now, self.sight.started, job.prefill, job.estimate, until)
+
+    def free(self, number: int, now: float) -> None:
+        """The prefill in progress has ended."""
+        self.sight.report(now, self.sight.free, number)
+
+    def first(self, job: Job, now: float) -> None:
+        """The first token is there."""
+        job.first = now
+
+    def streaming(self, job: Job, flow: Flow, last: float, now: float) -> None:
+        """KVCache begins to move: what is computed as fast as it is, at most, and the last layer behind it."""
+        size = job.prompt * self.costs.token_bytes
+        window = flow.computed - now
+        bulk = size * (1 - last) if window > 0 else 0.0
+
+        def rest(time: float) -> None:
+            if time < flow.computed:  # by rounding
+                self.agenda.put(flow.computed, Rank.MOVED, -1 - job.number, rest)
+            else:
+                self._network.send(time, 2 * job.number + 1, job.prefill, job.decode, size - bulk, done)
+
+        def done(time: float) -> None:
+            self.recorder.at(Kind.STREAM, job, job.decode, now, time, layer=-1, bytes=size)
+            if job.left:
+                self.decode[job.decode].enter(job, time)
+
+        self.moved("stream", size)
+        if bulk:
+            self._network.send(now, 2 * job.number, job.prefill, job.decode, bulk, rest, bulk / window)
+        else:
+            rest(now)
+
+    def moved(self, what: str, size: float) -> None:
+        """Bytes were moved."""
+        self.moved_bytes[what] = self.moved_bytes.get(what, 0.0) + size
+
+    def ended(self, job: Job, now: float) -> None:
+        """A request has all its tokens."""
+        self.recorder.finished(job, job.decode, now)
+        self.sight.report(now, self.sight.placed, job.decode, -job.prompt)
+        self.ledger.ended(job, now)
+
+    def busy(self, duration: float) -> dict[str, dict[int, float]]:
+        """Each instance's share of that time, by role."""
+        roles: dict[str, dict[int, float]] = {}
+        for number, group in _numbered(self.config):
+            instance = self.prefill.get(number) or self.decode[number]
+            roles.setdefault(group.role, {})[number] = instance.busy / duration if duration else 0.0
+        return roles
+
+
+def simulate(
+    config: Config, trace: Trace, log: EventLog | None = None, *, reference: bool = False,
+    order: Sequence[int] | None = None, progress: Progress = lambda done, of: None, name: str = "",
+) -> Result:  # fmt: skip
+    """Serve a trace by a configuration's cluster, until the last request has ended.
+
+    Requests that arrive at one time are taken in the order of their rows, or of their values in `order`. A `log`
+    gets the events. `reference` computes step by step and layer by layer what is otherwise computed in closed form,
+    and takes no log. Raises ConfigError if the configuration cannot be simulated with this trace.
+    """
+    check(config, trace)
+    ranks = np.arange(len(trace)) if order is None else np.asarray(order)
+    rows = np.lexsort((ranks, trace.arrival))
+    ledger = Ledger(len(trace))
+    cluster = Cluster(config, trace.block_size, ledger, None if reference else log, reference)
+    flat, offsets = trace.ids.tolist(), trace.offsets.tolist()
+    columns = (trace.arrival[rows].tolist(), trace.input_length[rows].tolist(), trace.output_length[rows].tolist())
+    for number, (row, arrival, prompt, output) in enumerate(zip(rows.tolist(), *columns, strict=True)):
+        if number % _TOLD == 0:
+            progress(number, len(trace))
+        job = Job(number, row, arrival, prompt, output, flat[offsets[row] : offsets[row + 1]])
+        cluster.agenda.run(arrival, Rank.ARRIVED)
+        cluster.arrive(job)
+    cluster.agenda.run()
+    progress(len(trace), len(trace))
+    return _result(cluster, ledger, trace, name or config.policies.placement)
+
+
+def check(config: Config, trace: Trace) -> None:
+    """Raise ConfigError if a trace cannot be simulated by a configuration."""
+    if config.engine.block_size != trace.block_size:
+        raise ConfigError(
+            f"engine.block_size {config.engine.block_size} is not the trace's: its ids stand for blocks of "
+            f"{trace.block_size} tokens: use {trace.block_size}"
+        )
+    for number, group in enumerate(config.instances):
+        if group.role != "prefill" and group.pipeline_parallel > 1:
+            raise ConfigError(
+                f"instances[{number}].pipeline_parallel {group.pipeline_parallel} of role {group.role!r} is not "
+                f"simulated: use 1, or role 'prefill'"
+            )
+    roles = {group.role for group in config.instances}
+    if "coupled" in roles and len(roles) > 1:
+        raise ConfigError("instances: coupled ones beside others are not simulated: use one kind of cluster a file")
+
+
+def unloaded(config: Config, trace: Trace) -> tuple[Reals, Reals]:
+    """TTFT and TBT of each request alone, nothing reused, in seconds; as TBT stands the time of its last token."""
+    costs = costs_of(config)
+    sizes = list(zip(trace.input_length.tolist(), trace.output_length.tolist(), strict=True))
+    ttft = np.array([costs.prefill(prompt) for prompt, _ in sizes])
+    return ttft, np.array([costs.decode_step(1, prompt + output) for prompt, output in sizes])
+
+
+def _result(cluster: Cluster, ledger: Ledger, trace: Trace, name: str) -> Result:
+    slo, slos = cluster.config.slo, Slos(cluster.config.slo.ttft.value, cluster.config.slo.tbt.value)
+    if slo.ttft.multiple or slo.tbt.multiple:
+        ttft, tbt = unloaded(cluster.config, trace)
+        pairs = ((slo.ttft, ttft), (slo.tbt, tbt))
+        slos = Slos(*(each.value * (alone if each.multiple else 1.0) for each, alone in pairs))
+    table = ledger.table(len(trace))
+    ends = (table.arrival + table.e2e)[~np.isnan(table.e2e)]
+    duration = float(ends.max() - table.arrival.min()) if len(ends) else 0.0
+    reals, ints = ledger.reals, ledger.ints
+    return Result(
+        name, table, slos, reals["started"], ints["prefill"], ints["decode"], ledger.hits,
+        dict(sorted(cluster.moved_bytes.items())), cluster.busy(duration), duration,
+    )  # fmt: skip
+
+
+def _numbered(config: Config) -> list[tuple[int, Instances]]:
+    """Every instance by its number, with the group it belongs to."""
+    return list(enumerate(group for group in config.instances for _ in range(group.count)))
+
+
+Named = TypeVar("Named")
+
+
+def _named(key: str, known: Mapping[str, Named], name: str) -> Named:
+    if name not in known:
+        raise ConfigError(f"{key} {name!r} is not simulated: use one of {', '.join(known)}")
+    return known[name]

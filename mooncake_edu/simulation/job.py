@@ -1,0 +1,59 @@
+"""A request on its way through the simulated cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mooncake_edu.events import Reals
+from mooncake_edu.outcome import mean_of_longest
+
+NAN = float("nan")
+
+
+class Job:
+    """What is known of one request; times in seconds, lengths in tokens.
+
+    `number` is its place in the order of arrival, which decides ties, and `row` that in the trace.
+    `made` counts the tokens of its answer, `stored` those in the pages of the instance it decodes at. `hits` are the
+    tokens of its prompt that each tier gave; a recompute after a preemption is none.
+    """
+
+    __slots__ = (
+        "arrival", "decode", "estimate", "first", "hits", "ids", "joined", "made", "name", "number", "output",
+        "pinned", "prefill", "private", "prompt", "reused", "row", "since", "started", "stored", "times",
+    )  # fmt: skip
+
+    def __init__(self, number: int, row: int, arrival: float, prompt: int, output: int, ids: Sequence[int]) -> None:
+        self.number = number
+        self.row = row
+        self.name = f"request {row}"
+        self.arrival = arrival
+        self.prompt = prompt
+        self.output = max(output, 1)  # a prefill makes a token, wanted or not
+        self.ids = ids
+        self.prefill = self.decode = 0
+        self.estimate = 0.0
+        self.hits: dict[str, int] = {}
+        self.started = self.first = NAN
+        self.since = arrival  # when its present phase began
+        self.made = self.stored = self.joined = 0
+        self.times: list[Reals] = []
+        self.pinned: Sequence[int] = ()
+        self.private = self.reused = 0
+
+    @property
+    def left(self) -> int:
+        """Tokens still to be made."""
+        return self.output - self.made
+
+    @property
+    def hit(self) -> int:
+        """Tokens of its prompt that were reused."""
+        return sum(self.hits.values())
+
+    def tbt(self) -> float:
+        """Mean of the longest tenth of its token intervals; not a number where there is none. Paper: FAST 5.1."""
+        times = np.concatenate(self.times)
+        return mean_of_longest(np.diff(times)) if len(times) > 1 else NAN

@@ -1,0 +1,100 @@
+"""What a simulated run found: a line for every request, what was moved, and how busy the instances were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mooncake_edu.events import FINISH_CODES, RUNNING, Ints, Mask, Reals
+from mooncake_edu.outcome import RequestTable
+from mooncake_edu.request import FinishReason
+from mooncake_edu.simulation.job import Job
+
+_LENGTH, _REFUSED = FINISH_CODES[FinishReason.LENGTH], FINISH_CODES[FinishReason.REFUSED]
+
+
+@dataclass(frozen=True)
+class Slos:
+    """The objectives of every request, in seconds; [requests], or one for all."""
+
+    ttft: Reals | float
+    tbt: Reals | float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run. Times are in seconds, hits in tokens by tier, `moved` in bytes by what moved; arrays are [requests].
+
+    `started` is when a request's prefill began, `prefill` and `decode` the instances it was placed on. `busy` is each
+    instance's share of the time from the first arrival to the last end. `ttft` counts from arrival.
+    """
+
+    name: str
+    table: RequestTable
+    slos: Slos
+    started: Reals
+    prefill: Ints
+    decode: Ints
+    hits: dict[str, int]
+    moved: dict[str, float]
+    busy: dict[str, dict[int, float]]
+    duration: float
+
+    @property
+    def met(self) -> Mask:
+        """Which requests ended within both objectives; the TBT of a single token is met."""
+        table = self.table
+        tbt = np.isnan(table.tbt) | (table.tbt <= self.slos.tbt)
+        met: Mask = (table.reason == _LENGTH) & (table.ttft <= self.slos.ttft) & tbt
+        return met
+
+    @property
+    def goodput(self) -> float:
+        """Requests a second that ended within both objectives."""
+        return float(self.met.sum()) / self.duration if self.duration else 0.0
+
+    def utilisation(self, role: str) -> float:
+        """The mean share of time that the instances of a role were busy."""
+        return float(np.mean([*self.busy[role].values()]))
+
+
+class Ledger:
+    """The columns of a run, filled as requests end."""
+
+    def __init__(self, count: int) -> None:
+        self.reals = {name: np.full(count, np.nan) for name in ("arrival", "ttft", "tbt", "e2e", "started")}
+        self.ints = {name: np.zeros(count, np.int64) for name in ("prompt", "cached", "loaded", "output")}
+        self.ints |= {name: np.full(count, RUNNING, np.int64) for name in ("reason", "prefill", "decode")}
+        self.hits: dict[str, int] = {}
+
+    def arrived(self, job: Job) -> None:
+        """A request is known."""
+        self.reals["arrival"][job.row], self.ints["prompt"][job.row] = job.arrival, job.prompt
+
+    def placed(self, job: Job) -> None:
+        """A request was admitted."""
+        self.ints["prefill"][job.row], self.ints["decode"][job.row] = job.prefill, job.decode
+
+    def ended(self, job: Job, now: float) -> None:
+        """A request has all its tokens."""
+        number, reals, ints = job.row, self.reals, self.ints
+        reals["ttft"][number], reals["started"][number] = job.first - job.arrival, job.started
+        reals["tbt"][number], reals["e2e"][number] = job.tbt(), now - job.arrival
+        pages = job.hits.get("pages", 0)
+        ints["cached"][number], ints["loaded"][number] = pages, sum(job.hits.values()) - pages
+        ints["output"][number], ints["reason"][number] = job.output, _LENGTH
+        for tier, tokens in job.hits.items():
+            self.hits[tier] = self.hits.get(tier, 0) + tokens
+
+    def refused(self, job: Job, now: float) -> None:
+        """A request was turned away."""
+        self.ints["reason"][job.row], self.reals["e2e"][job.row] = _REFUSED, now - job.arrival
+
+    def table(self, count: int) -> RequestTable:
+        """A line for every request, in the order of the trace."""
+        reals, ints, names = self.reals, self.ints, tuple(f"request {row}" for row in range(count))
+        return RequestTable(
+            names, reals["arrival"], ints["prompt"], ints["cached"], ints["loaded"], ints["output"], reals["ttft"],
+            reals["tbt"], reals["e2e"], ints["reason"], np.ones(len(names), np.bool_),
+        )  # fmt: skip

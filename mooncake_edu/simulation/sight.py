@@ -1,0 +1,113 @@
+"""What the Conductor sees of the simulated cluster: what instances reported, `age` seconds ago."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from mooncake_edu.conductor import ClusterView, Pool, Query
+
+
+class Side:
+    """One role's instances, in columns: work waiting and under way, and requests placed there."""
+
+    def __init__(self, numbers: Sequence[int], stages: Sequence[int]) -> None:
+        self.numbers, self.stages = numbers, stages
+        self.place = {number: place for place, number in enumerate(numbers)}
+        self.waiting = [0.0] * len(numbers)  # seconds of prefill
+        self.prompts = [0] * len(numbers)
+        self.until = [0.0] * len(numbers)  # when the prefill under way will have ended
+        self.requests = [0] * len(numbers)
+        self.context = [0] * len(numbers)
+        self.usable = [True] * len(numbers)
+
+    def pool(self, time: float, cached: Sequence[int]) -> Pool:
+        """The columns as a policy reads them."""
+        queue = [w + u - time if u > time else w for w, u in zip(self.waiting, self.until, strict=True)]
+        return Pool(self.numbers, self.stages, queue, cached, self.requests, self.context, self.usable)
+
+
+class Sight:
+    """Reports in the order they were made, each taken in when it is `age` seconds old."""
+
+    def __init__(self, prefill: Side, decode: Side, block_size: int, age: float) -> None:
+        self.prefill, self.decode = prefill, decode
+        self._block_size = block_size
+        self._age = age
+        self._reports: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = deque()
+        self._holders: dict[int, int] = {}  # id -> a bit for each prefill instance that holds the block
+
+    def report(self, now: float, what: Callable[..., None], *values: object) -> None:
+        """Something changed at an instance: `what` is a method below."""
+        if self._age:
+            self._reports.append((now + self._age, what, values))
+        else:
+            what(*values)
+
+    def queued(self, number: int, estimate: float) -> None:
+        """A prompt waits there, estimated to take so many seconds."""
+        place = self.prefill.place[number]
+        self.prefill.waiting[place] += estimate
+        self.prefill.prompts[place] += 1
+
+    def started(self, number: int, estimate: float, until: float) -> None:
+        """It is being computed."""
+        place = self.prefill.place[number]
+        self.prefill.prompts[place] -= 1
+        left = self.prefill.waiting[place] - estimate
+        self.prefill.waiting[place] = max(left, 0.0) if self.prefill.prompts[place] else 0.0  # rounding adds up
+        self.prefill.until[place] = until
+
+    def free(self, number: int) -> None:
+        """The prefill there has ended, whatever was estimated."""
+        self.prefill.until[self.prefill.place[number]] = 0.0
+
+    def placed(self, number: int, tokens: int) -> None:
+        """A request of so many tokens was placed there to decode; negative ones when it ended."""
+        place = self.decode.place[number]
+        self.decode.requests[place] += 1 if tokens > 0 else -1
+        self.decode.context[place] += tokens
+
+    def cached(self, number: int, new: Sequence[int], gone: Sequence[int]) -> None:
+        """Blocks were stored there, then others went."""
+        bit, holders = 1 << self.prefill.place[number], self._holders
+        for id_ in new:
+            holders[id_] = holders.get(id_, 0) | bit
+        for id_ in gone:
+            left = holders[id_] & ~bit
+            if left:
+                holders[id_] = left
+            else:
+                del holders[id_]
+
+    def look(self, now: float, query: Query) -> ClusterView:
+        """The view for a request."""
+        while self._reports and self._reports[0][0] <= now:
+            _, what, values = self._reports.popleft()
+            what(*values)
+        seen = now - self._age
+        prefill = self.prefill.pool(seen, self._prefixes(query))
+        if self.decode is self.prefill:
+            return ClusterView(prefill, prefill, self._age)
+        return ClusterView(prefill, self.decode.pool(seen, ()), self._age)
+
+    def _prefixes(self, query: Query) -> list[int]:
+        """Per prefill instance, the tokens of the longest prefix that it holds."""
+        count = len(self.prefill.numbers)
+        blocks, holding = [0] * count, (1 << count) - 1
+        for reached, key in enumerate(query.keys, 1):
+            still = holding & self._holders.get(key, 0)  # type: ignore[call-overload]
+            if still != holding:
+                _set(blocks, holding & ~still, reached - 1)
+                holding = still
+            if not still:
+                break
+        _set(blocks, holding, len(query.keys))
+        return [min(found * self._block_size, query.prompt) for found in blocks]
+
+
+def _set(blocks: list[int], bits: int, value: int) -> None:
+    while bits:
+        low = bits & -bits
+        blocks[low.bit_length() - 1] = value
+        bits ^= low
