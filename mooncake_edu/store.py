@@ -145,7 +145,7 @@ class Belady(Ranked):
 
 
 class S3Fifo(Eviction):
-    """New blocks wait in a small queue, and only those used again there come into the main one (S3-FIFO, SOSP '23).
+    """New blocks wait in a small queue, and only those used again there come into the main one (S3-FIFO, SOSP 2023).
 
     So a long prompt that nobody asks for again passes through a tenth of the leaves and drives nobody out. A key that
     was let go from the small queue is remembered for as many evictions as there are leaves: if it returns, it comes

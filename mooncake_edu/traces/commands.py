@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -50,3 +51,22 @@ def validate(file: FileArgument) -> None:
 
     trace = open_trace(file)
     print(f"{file}: {len(trace):,} requests of {len(trace.ids):,} blocks are in order")
+
+
+@app.command()
+def generate(
+    profile: Annotated[str, typer.Argument(help="conversation, toolagent, synthetic or papers.")],
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds give equal traces.")] = 0,
+    requests: Annotated[int | None, typer.Option(min=1, max=10**6, help="How many; else as the profile says.")] = None,
+) -> None:
+    """Make a trace of a profile, and say how close it comes to what is published."""
+    from mooncake_edu.traces.profiles import closeness, make
+    from mooncake_edu.traces.profiles import profile as find
+    from mooncake_edu.traces.trace import write
+
+    trace = make(profile, seed, requests)
+    write(trace, out)
+    print(f"{len(trace):,} requests written to {out}; {profile}: {find(profile).source}")
+    for what, made, published in closeness(profile, trace):
+        print(f"{what:36}{made:>12,.4g}   published {published:>10,.4g}   {made / published - 1:+.1%}")

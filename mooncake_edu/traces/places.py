@@ -45,8 +45,11 @@ PUBLISHED = {
 }  # fmt: skip
 """The traces that go by a name."""
 
-FIRST_ROWS = "mooncake_trace_1000.jsonl"
-"""The first 1,000 rows of the arXiv trace, which some folders hold as a file of their own."""
+FIRST_ROWS = "arxiv-1000"
+"""The name of the first 1,000 rows of the arXiv trace, which some folders hold as a file of their own."""
+
+FILES = {entry.name: entry.file for entry in PUBLISHED.values()} | {FIRST_ROWS: "mooncake_trace_1000.jsonl"}
+"""The file of each name."""
 
 
 def folders() -> Iterator[Path]:
@@ -65,17 +68,18 @@ def cache() -> Path:
 
 
 def find(name: str) -> Path | None:
-    """The file of a published trace on this machine, or that of "arxiv-1000"; None where it is not."""
-    file = FIRST_ROWS if name == "arxiv-1000" else PUBLISHED[name].file
-    return next((path for folder in folders() if (path := folder / file).is_file()), None)
+    """The file of a published trace on this machine; None where it is not, or where no such trace is published."""
+    if name not in FILES:
+        return None
+    return next((path for folder in folders() if (path := folder / FILES[name]).is_file()), None)
 
 
 def open_trace(given: str) -> Trace:
     """The trace of a file, or of a published name; raises TraceError saying how to get it if it is not here."""
-    if Path(given).is_file() or given not in [*PUBLISHED, "arxiv-1000"]:
+    if Path(given).is_file() or given not in FILES:
         return read(given)
     path = find(given)
     if path is None:
-        remedy = f"`mooncake-edu trace fetch {'arxiv' if given == 'arxiv-1000' else given}`"
+        remedy = f"`mooncake-edu trace fetch {'arxiv' if given == FIRST_ROWS else given}`"
         raise TraceError(f"trace {given} is not on this machine: run {remedy}, or set {VARIABLE} to its folder")
     return read(path)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_edu.errors import UserError
+from mooncake_edu.events import write_whole
 
 BLOCK_SIZE = 512
 """Tokens of a block in Mooncake's traces (arXiv 2407.00079, appendix)."""
@@ -158,12 +159,13 @@ def read(path: str | Path, block_size: int = BLOCK_SIZE) -> Trace:
 
 
 def write(trace: Trace, path: str | Path) -> None:
-    """Write a trace as JSON lines, times in milliseconds; raises OSError where that is not possible."""
-    with Path(path).open("w", encoding="utf-8", newline="\n") as file:
-        for row in trace.rows():
-            time = round(row.arrival * 1000, 3)
-            values = (int(time) if time == int(time) else time, row.input_length, row.output_length, row.ids)
-            file.write(json.dumps(dict(zip(FIELDS, values, strict=True))) + "\n")
+    """Write a trace as JSON lines, times in milliseconds, whole or not at all; raises UserError if it cannot be."""
+    lines = []
+    for row in trace.rows():
+        time = round(row.arrival * 1000, 3)
+        values = (int(time) if time == int(time) else time, row.input_length, row.output_length, row.ids)
+        lines.append(json.dumps(dict(zip(FIELDS, values, strict=True))) + "\n")
+    write_whole(path, "".join(lines).encode())
 
 
 def check(trace: Trace, path: str | Path = "trace", lines: Sequence[int] | None = None) -> None:
