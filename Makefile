@@ -11,6 +11,7 @@ comma := ,
 # Another Python or other extras are another installation, so they are part of the stamp's name.
 READY := $(VENV)/.ready-$(subst /,_,$(PYTHON))-$(subst $(comma),_,$(EXTRAS))
 PYTEST_ARGS ?=
+CHAPTERS ?= notebooks
 LAB_ARGS ?=
 BOOK_ARGS ?=
 
@@ -29,8 +30,9 @@ demo: $(READY) ## Set up, then serve conversations with and without prefix shari
 test: $(READY) ## Set up, then run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-lab: $(READY) ## Set up, then open JupyterLab on the notebooks
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS) notebooks
+# Its settings there keep JupyterLab from asking at its first start whether it should fetch news.
+lab: $(READY) ## Set up, then open JupyterLab on the notebooks (CHAPTERS=my-course: on those)
+	$(BIN)/jupyter lab --LabApp.app_settings_dir='$(CURDIR)/notebooks/.jupyterlab' $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS) $(CHAPTERS)
 
 book: $(READY) ## Set up, then run the chapters and build the book from them
 	$(BIN)/python book/build.py $(BOOK_ARGS)

@@ -124,7 +124,7 @@ The chapters, without the solutions of their exercises. Read them in order:
 
 Start JupyterLab where the package is, and give it the name of this folder:
 
-    .venv/bin/jupyter lab my-course
+    make lab CHAPTERS=my-course
 
 Write your answer into the cell of an exercise, run it, then run the check below it. A wrong answer costs nothing: the
 check shows the smallest input on which it fails. What you have passed, and what is still open:

@@ -56,7 +56,7 @@ def test_a_student_s_readme_says_how_to_start_and_that_no_solutions_are_there(co
     text = (tmp_path / "student" / "README.md").read_text()
     assert "carry the solutions" not in text and "without the solutions" in text
     assert "\n- 09 Small, 30 minutes\n" in text
-    assert "jupyter lab" in text and "mooncake-edu course progress" in text
+    assert "make lab CHAPTERS=" in text and "mooncake-edu course progress" in text
     write_instructor(course, tmp_path / "instructor")
     assert (tmp_path / "instructor" / "README.md").read_text() == "The notebooks carry the solutions."
 

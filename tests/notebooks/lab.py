@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -30,9 +31,11 @@ CELL_MS = 120_000
 
 SETTINGS = {
     "apputils-extension/themes": {"adaptive-theme": True},
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
-"""The theme follows the reader's system, so that one notebook is seen in the light and in the dark; no news."""
+"""The theme follows the reader's system, so that one notebook is seen in the light and in the dark."""
+
+GIVEN = re.findall(r"(--LabApp\.\w+)='\$\(CURDIR\)/(\S+)'", (ROOT / "Makefile").read_text(encoding="utf-8"))
+"""Options that `make lab` gives, and the folders of the repository that they name."""
 
 OPEN = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 NAME = """() => {
@@ -94,7 +97,7 @@ def _command(lab: Lab, folder: Path) -> list[str]:
     return [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser",
         "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={lab.address.rpartition(':')[2]}", "--ServerApp.port_retries=0",
-        f"--IdentityProvider.token={lab.token}", "--LabApp.news_url=",
+        f"--IdentityProvider.token={lab.token}", *(f"{option}={ROOT / folder}" for option, folder in GIVEN),
         "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
         str(folder / "notebooks"),
     ]  # fmt: skip

@@ -60,6 +60,10 @@ def test_all_cells_run_and_all_checks_pass(chapter: Notebook) -> None:
     assert all("✓ passed" in words for words in said), said
 
 
+def test_nothing_pops_up_that_asks_for_something(chapter: Notebook) -> None:
+    assert chapter.page.locator(".Toastify__toast, .jp-Dialog").all_text_contents() == []
+
+
 def test_every_figure_draws(chapter: Notebook) -> None:
     cells = chapter.pictures()
     assert {"first-three", "memories", "sharing", "measure-sizes", "life"} <= set(cells)
