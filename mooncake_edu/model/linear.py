@@ -9,6 +9,8 @@ from mooncake_edu.model.native import BLOCK, STRIPE, Kernels
 
 FEW = 64
 """Rows of input that are bound by reading the weight; more of them are bound by arithmetic."""
+LONG = 2**26
+"""Multiplications of a product that takes long enough to be worth timing."""
 
 
 class Linear:
@@ -26,11 +28,14 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product for x [rows, in]: [rows, out]."""
-        if self._kernels is not None and len(x) <= FEW:
-            return self._kernels.few_rows(x.contiguous(), self._packed, self.bias)
-        if self._kernels is not None and self._kernels.matrix_unit and x.shape[1] % BLOCK == 0:
-            return self._kernels.many_rows(x.contiguous(), self._packed, self.bias)
-        return linear(x, self.weight, self.bias)
+        kernels, work = self._kernels, len(x) * self.weight.numel()
+        if kernels is not None and len(x) <= FEW:
+            return kernels.few_rows(x.contiguous(), self._packed, self.bias)
+        if kernels is None or not kernels.matrix_unit or x.shape[1] % BLOCK or work < LONG:
+            return linear(x, self.weight, self.bias)
+        on_unit = lambda: kernels.many_rows(x.contiguous(), self._packed, self.bias)  # noqa: E731
+        in_vectors = lambda: linear(x, self.weight, self.bias)  # noqa: E731
+        return kernels.races[self.weight.shape](work, (on_unit, in_vectors))
 
 
 def packs(weight: Tensor) -> bool:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from mooncake_edu.errors import UserError
 from mooncake_edu.model import hub
+from mooncake_edu.model.race import Race
 
 SOURCES = (Path(__file__).with_name("kernels.c"), Path(__file__).with_name("matrix_unit.c"))
 SWITCH = "MOONCAKE_EDU_NATIVE"
@@ -66,6 +68,8 @@ class Kernels:
         """Numbers in a vector: widths must be a multiple."""
         self.matrix_unit = bool(library.matrix_unit())
         """Whether the processor has a unit that `many_rows` can use."""
+        self.races: defaultdict[torch.Size, Race] = defaultdict(Race)
+        """For each shape of a weight, whether to use that unit."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [rows, width] over the root of its mean square, times a weight a channel."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mooncake_edu.model.linear import FEW, Linear, packs
+from mooncake_edu.model.linear import FEW, LONG, Linear, packs
 from mooncake_edu.model.native import STRIPE, Kernels
 
 
@@ -42,3 +42,12 @@ def test_only_weights_of_whole_stripes_get_a_second_copy(native: Kernels) -> Non
     assert Linear(torch.randn(STRIPE, 8), kernels=native)._packed.shape == (1, 8, STRIPE)
     for plain in (Linear(torch.randn(STRIPE + 1, 8), kernels=native), Linear(torch.randn(STRIPE, 8))):
         assert plain._packed is plain.weight
+
+
+def test_a_long_product_is_right_whichever_way_wins(native: Kernels) -> None:
+    weight, x = torch.randn(640, 800), torch.randn(300, 800)
+    exact = x.double() @ weight.double().T
+    linear = Linear(weight, kernels=native)
+    assert len(x) * weight.numel() >= LONG
+    for _ in range(4):
+        assert torch.allclose(linear(x).double(), exact, atol=1e-3)

@@ -126,7 +126,8 @@ def test_the_matrix_unit_is_as_exact_as_float32(
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if add is None else add.double())
     found = unit.many_rows(x, unit.pack(weight), add)
     assert found.shape == exact.shape
-    assert error(found, exact) <= 1.5 * error(torch.nn.functional.linear(x, weight, add), exact)
+    size_of_last_bit = float(exact.square().mean().sqrt()) * 2**-22  # where one number of a sum outweighs all others
+    assert error(found, exact) <= max(1.5 * error(torch.nn.functional.linear(x, weight, add), exact), size_of_last_bit)
 
 
 def test_the_matrix_unit_keeps_what_is_no_number_and_touches_no_other_row(unit: Kernels) -> None:
