@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from mooncake_edu.traces.sanitize import Encode
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,3 +73,32 @@ def generate(
     print(f"{len(trace):,} requests written to {out}; {profile}: {find(profile).source}")
     for what, made, published in closeness(profile, trace):
         print(f"{what:36}{made:>12,.4g}   published {published:>10,.4g}   {made / published - 1:+.1%}")
+
+
+@app.command()
+def sanitize(
+    log: Annotated[Path, typer.Argument(help="JSON lines with timestamp, prompt or tokens, and output.")],
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    model: Annotated[str, typer.Option(help="Whose tokenizer reads texts; else their bytes are the tokens.")] = "",
+    rebase: Annotated[bool, typer.Option("--rebase", help="Let the first request come at 0.")] = False,
+    tick: Annotated[float, typer.Option(min=0, max=86_400, help="Cut times to so many seconds.")] = 0.0,
+    block_size: Annotated[int, typer.Option(min=1, max=65_536, help="Tokens of a block.")] = 512,
+) -> None:
+    """Make a trace of a log of requests, without its content."""
+    import secrets
+
+    from mooncake_edu.traces.sanitize import LEAKS, utf8
+    from mooncake_edu.traces.sanitize import sanitize as clean
+    from mooncake_edu.traces.trace import write
+
+    encode = _tokenizer(model) if model else utf8
+    trace = clean(log, secrets.token_bytes(32), encode, rebase=rebase, tick=tick, block_size=block_size)
+    write(trace, out)
+    print(f"{len(trace):,} requests written to {out}, their texts and hashes left out. {LEAKS}")
+
+
+def _tokenizer(model: str) -> Encode:
+    from mooncake_edu.model import hub
+    from mooncake_edu.model.tokenizer import HubTokenizer
+
+    return HubTokenizer(model if Path(model).is_dir() else hub.path(model)).encode

@@ -139,23 +139,36 @@ def read(path: str | Path, block_size: int = BLOCK_SIZE) -> Trace:
     is no request, rows out of order by more than a minute, and an id with two parents, positions or sizes.
     """
     path = Path(path)
-    rows, lines = [], []
+    lines, rows = [], []
+    for number, value in objects(path, MOST_LINE):
+        lines.append(number)
+        rows.append(_row(value, block_size, path, number))
+    order = in_order([row.arrival for row in rows], path, lines)
+    trace = Trace.of([rows[place] for place in order], block_size, path.stem)
+    check(trace, path, [lines[place] for place in order])
+    return trace
+
+
+def objects(path: Path, most: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON objects of a file, one a line of at most `most` bytes, with the number of their line.
+
+    Raises TraceError if the file cannot be read or is too long, a line is no object, or there is none.
+    """
+    found = False
     try:
         with path.open("rb") as file:
             if (size := path.stat().st_size) > MOST_BYTES:
                 raise TraceError(f"{path}: {size} bytes are more than {MOST_BYTES}: split it")
-            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE + 1), b""), 1):
+            for number, line in enumerate(iter(lambda: file.readline(most + 1), b""), 1):
+                if len(line) > most:
+                    refuse(path, number, f"longer than {most} bytes", "give one request a line")
                 if line.strip():
-                    rows.append(_row(line, block_size, path, number))
-                    lines.append(number)
+                    yield number, _object(line, path, number)
+                    found = True
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror}): give a file of JSON lines") from None
-    if not rows:
+    if not found:
         raise TraceError(f"{path}: holds no request: give a file with one JSON object a line")
-    order = _order([row.arrival for row in rows], path, lines)
-    trace = Trace.of([rows[place] for place in order], block_size, path.stem)
-    check(trace, path, [lines[place] for place in order])
-    return trace
 
 
 def write(trace: Trace, path: str | Path) -> None:
@@ -180,7 +193,7 @@ def check(trace: Trace, path: str | Path = "trace", lines: Sequence[int] | None 
             at, before = int(wrong[0]), int(seen[inverse[wrong[0]]])
             row, other = (int(np.searchsorted(trace.offsets, each, "right")) - 1 for each in (at, before))
             numbers = (row + 1, other + 1) if lines is None else (lines[row], lines[other])
-            _refuse(path, numbers[0], f"id {_unsigned(trace.ids[at])} has {what} {_shown(what, values[at])} here and "
+            refuse(path, numbers[0], f"id {_unsigned(trace.ids[at])} has {what} {_shown(what, values[at])} here and "
                     f"{_shown(what, values[before])} in row {numbers[1]}", _REMEDIES[what])  # fmt: skip
 
 
@@ -199,53 +212,63 @@ def _unsigned(value: np.int64) -> int:
     return int(value) & (2**64 - 1)
 
 
-def _order(arrivals: list[float], path: Path, lines: list[int]) -> list[int]:
+def in_order(arrivals: list[float], path: Path, lines: list[int]) -> list[int]:
     """The places of the rows in the order of time, ties as they stand; raises TraceError if one is far too late."""
     times = np.array(arrivals)
     late = np.maximum.accumulate(times) - times
     if late.max() > MOST_LATE:
         at = int(np.argmax(late > MOST_LATE))
-        _refuse(path, lines[at], f"timestamp lies {late[at]:g} s before an earlier row's, more than {MOST_LATE:g} s",
+        refuse(path, lines[at], f"timestamp lies {late[at]:g} s before an earlier row's, more than {MOST_LATE:g} s",
                 "sort the rows, or give each run a file of its own")  # fmt: skip
     order: list[int] = np.argsort(times, kind="stable").tolist()
     return order
 
 
-def _row(line: bytes, block_size: int, path: Path, number: int) -> Row:
-    if len(line) > MOST_LINE:
-        _refuse(path, number, f"longer than {MOST_LINE} bytes", "give one request a line")
+def _object(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        _refuse(path, number, f"is not JSON ({str(error)[:100]})", "give one JSON object a line")
+        refuse(path, number, f"is not JSON ({str(error)[:100]})", "give one JSON object a line")
     if not isinstance(value, dict):
-        _refuse(path, number, f"is a {type(value).__name__}", "give one JSON object a line")
+        refuse(path, number, f"is a {type(value).__name__}", "give one JSON object a line")
+    return value
+
+
+def _row(value: dict[str, Any], block_size: int, path: Path, number: int) -> Row:
     for field in FIELDS:
         if field not in value:
-            _refuse(path, number, f"{field} is missing", f"give {', '.join(FIELDS)}")
+            refuse(path, number, f"{field} is missing", f"give {', '.join(FIELDS)}")
     for field in value:
         if field not in FIELDS:
-            _refuse(path, number, f"{field[:60]!r} is no known field", f"give {', '.join(FIELDS)} only")
-    return _checked(value, block_size, path, number)
-
-
-def _checked(value: dict[str, Any], block_size: int, path: Path, number: int) -> Row:
+            refuse(path, number, f"{field[:60]!r} is no known field", f"give {', '.join(FIELDS)} only")
     time, length, output, ids = (value[field] for field in FIELDS)
-    if not _is_number(time, (int, float)) or not 0 <= time <= MOST_MILLISECONDS:
-        _refuse(path, number, f"timestamp {_short(time)} is no time", "give milliseconds, 0 or more")
-    for field, tokens, least in (("input_length", length, 1), ("output_length", output, 0)):
-        if not _is_number(tokens, int) or not least <= tokens <= MOST_TOKENS:
-            _refuse(path, number, f"{field} {_short(tokens)} is no number of tokens",
-                    f"give a whole number from {least} to {MOST_TOKENS}")  # fmt: skip
+    arrival = seconds(time, path, number)
+    for field, count, least in (("input_length", length, 1), ("output_length", output, 0)):
+        tokens(field, count, least, path, number)
     if not isinstance(ids, list):
-        _refuse(path, number, f"hash_ids {_short(ids)} is no list", "give the ids of the prompt's blocks")
+        refuse(path, number, f"hash_ids {short(ids)} is no list", "give the ids of the prompt's blocks")
     for each in ids:
-        if not _is_number(each, int) or not 0 <= each < 2**64:
-            _refuse(path, number, f"hash id {_short(each)} is no id", "give whole numbers of 64 bits, 0 or more")
+        if not is_number(each, int) or not 0 <= each < 2**64:
+            refuse(path, number, f"hash id {short(each)} is no id", "give whole numbers of 64 bits, 0 or more")
     if len(ids) != math.ceil(length / block_size):
-        _refuse(path, number, f"{len(ids)} hash_ids do not fit input_length {length}",
+        refuse(path, number, f"{len(ids)} hash_ids do not fit input_length {length}",
                 f"give one a block of {block_size} tokens, the partial last one included")  # fmt: skip
-    return Row(time / 1000, length, output, ids)
+    return Row(arrival, length, output, ids)
+
+
+def seconds(time: Any, path: Path, number: int) -> float:
+    """A row's timestamp, milliseconds, in seconds; raises TraceError if it is none."""
+    if not is_number(time, (int, float)) or not 0 <= time <= MOST_MILLISECONDS:
+        refuse(path, number, f"timestamp {short(time)} is no time", "give milliseconds, 0 or more")
+    return float(time) / 1000
+
+
+def tokens(field: str, count: Any, least: int, path: Path, number: int) -> int:
+    """A row's number of tokens; raises TraceError if it is none."""
+    if not is_number(count, int) or not least <= count <= MOST_TOKENS:
+        refuse(path, number, f"{field} {short(count)} is no number of tokens",
+               f"give a whole number from {least} to {MOST_TOKENS}")  # fmt: skip
+    return int(count)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -255,14 +278,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _is_number(value: object, kind: type | tuple[type, ...]) -> bool:
+def is_number(value: object, kind: type | tuple[type, ...]) -> bool:
+    """Whether a value of JSON is a number of that kind; true and false are none."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value as an error shows it."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _refuse(path: str | Path, row: int, reason: str, remedy: str) -> NoReturn:
+def refuse(path: str | Path, row: int, reason: str, remedy: str) -> NoReturn:
+    """Raise TraceError for a row."""
     raise TraceError(f"{path}: row {row}: {reason}: {remedy}")
