@@ -1,0 +1,140 @@
+"""What experiments share that serve traces by several clusters: how they are configured, run and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from mooncake_edu.config import SIZES, Config, Instances, Policies, Section
+from mooncake_edu.outcome import RequestTable
+from mooncake_edu.simulation.cluster import simulate
+from mooncake_edu.simulation.experiments import Progress
+from mooncake_edu.traces.profiles import load
+
+Count = Annotated[int, Field(ge=0, le=10_000)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
+
+
+class System(Section):
+    """A cluster: `prefill` and `decode` instances, or `coupled` ones.
+
+    Coupled instances compute whole prompts first, or with `chunk` at most so many tokens a step beside decoding.
+    """
+
+    name: str = Field(min_length=1)
+    prefill: Count = 0
+    decode: Count = 0
+    coupled: Count = 0
+    chunk: int | None = Field(default=None, ge=1, le=2**20)
+
+    def check(self) -> None:
+        """One kind of cluster, whole."""
+        if bool(self.coupled) == bool(self.prefill or self.decode) or bool(self.prefill) != bool(self.decode):
+            raise ValueError(f"coupled {self.coupled} beside prefill {self.prefill} and decode {self.decode}: give "
+                             "coupled alone, or prefill and decode")  # fmt: skip
+        if self.chunk is not None and not self.coupled:
+            raise ValueError(f"chunk {self.chunk} is for coupled instances: leave it out")
+
+    def config(self, base: Config, placement: str) -> Config:
+        """The base with these instances. Coupled ones take turns, others are placed by a policy; all are admitted."""
+        counts = {"prefill": self.prefill, "decode": self.decode, "coupled": self.coupled}
+        policies = {"placement": "round-robin" if self.coupled else placement, "admission": "all"}
+        groups = [{"role": role, "count": count} for role, count in counts.items() if count]
+        changes: dict[str, Any] = {
+            "instances": tuple(Instances.model_validate(group) for group in groups),
+            "policies": Policies(**base.policies.model_dump() | policies),
+        }
+        if self.chunk is not None:
+            changes["engine"] = base.engine.model_copy(update={"token_budget": self.chunk})
+            changes["simulation"] = base.simulation.model_copy(update={"coupled": "chunked"})
+        return base.model_copy(update=changes)
+
+
+class Load(Section):
+    """A trace by its name or file, replayed `speed` times as fast as it was recorded."""
+
+    trace: str = Field(min_length=1)
+    speed: float = Field(default=1.0, gt=0, le=1000)
+
+
+class Settings(Section):
+    """Every load is served by every system, each of them the `cluster` (a size or a file) with other instances.
+
+    `placement` is the policy of separate prefill and decode instances; `ttft` and `tbts` are objectives in seconds.
+    """
+
+    cluster: str = Field(default="cluster", min_length=1)
+    placement: str = "load-balancing"
+    ttft: Seconds
+    tbts: tuple[Seconds, ...] = Field(min_length=1, strict=False)
+    loads: tuple[Load, ...] = Field(min_length=1, strict=False)
+    systems: tuple[System, ...] = Field(min_length=1, strict=False)
+
+
+class Run(NamedTuple):
+    """What became of a load's requests on a system; `trace` is the name of what was replayed."""
+
+    load: Load
+    system: System
+    trace: str
+    table: RequestTable
+
+    @property
+    def where(self) -> str:
+        """The load in words."""
+        return f"{self.trace} x {self.load.speed:g}"
+
+    def share(self, ttft: float, tbt: float) -> float:
+        """The share of requests that ended within both objectives."""
+        return self.table.goodput(ttft, tbt).share
+
+    def share_in(self, column: str, limit: float) -> float:
+        """The share of requests whose `ttft` or `tbt` is within a limit; a single token's TBT is."""
+        values = getattr(self.table, column)
+        return float(np.mean(np.isnan(values) & (column == "tbt") | (values <= limit)))
+
+
+def serve(settings: Settings, progress: Progress) -> list[Run]:
+    """Serve every load by every system; raises ConfigError or TraceError if something is named that is not there."""
+    base = Config.size(settings.cluster) if settings.cluster in SIZES else Config.load(settings.cluster)
+    configs = [(system, system.config(base, settings.placement)) for system in settings.systems]
+    runs: list[Run] = []
+    for replayed in settings.loads:
+        trace = load(replayed.trace)
+        for system, config in configs:
+            done = len(runs), len(settings.loads) * len(configs)
+            progress(f"{trace.name} x {replayed.speed:g}: {system.name}", *done)
+            table = simulate(config, trace.faster(replayed.speed)).table
+            runs.append(Run(replayed, system, trace.name, table))
+    return runs
+
+
+def best(runs: list[Run], wanted: Callable[[System], bool], ttft: float, tbt: float) -> float:
+    """The largest share within both objectives among the runs on systems that are wanted; 0 if there is none."""
+    return max((run.share(ttft, tbt) for run in runs if wanted(run.system)), default=0.0)
+
+
+def by_load(runs: list[Run]) -> dict[Load, list[Run]]:
+    """The runs of each load."""
+    groups: dict[Load, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.load, []).append(run)
+    return groups
+
+
+def separate(system: System) -> bool:
+    """Whether prefill and decode have instances of their own."""
+    return not system.coupled
+
+
+def prefill_first(system: System) -> bool:
+    """Whether it is the paper's baseline."""
+    return bool(system.coupled) and system.chunk is None
+
+
+def chunked(system: System) -> bool:
+    """Whether it is the stronger baseline."""
+    return system.chunk is not None
