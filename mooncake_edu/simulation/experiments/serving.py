@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from mooncake_edu.outcome import RequestTable
 from mooncake_edu.simulation.cluster import simulate
 from mooncake_edu.simulation.experiments import Progress
 from mooncake_edu.traces.profiles import load
+from mooncake_edu.traces.trace import read
 
 Count = Annotated[int, Field(ge=0, le=10_000)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
@@ -102,8 +104,10 @@ def serve(settings: Settings, progress: Progress) -> list[Run]:
     base = Config.size(settings.cluster) if settings.cluster in SIZES else Config.load(settings.cluster)
     configs = [(system, system.config(base, settings.placement)) for system in settings.systems]
     runs: list[Run] = []
+    names = dict.fromkeys(replayed.trace for replayed in settings.loads)
+    traces = {name: read(name) if Path(name).is_file() else load(name) for name in names}
     for replayed in settings.loads:
-        trace = load(replayed.trace)
+        trace = traces[replayed.trace]
         for system, config in configs:
             done = len(runs), len(settings.loads) * len(configs)
             progress(f"{trace.name} x {replayed.speed:g}: {system.name}", *done)
