@@ -169,7 +169,7 @@ class SloSection(Section):
 class Policies(Section):
     """Who decides what: the names of the policies, and their one parameter. Paper: arXiv table 1, 6 and 7."""
 
-    placement: Literal["random", "round-robin", "load-balancing", "cache-aware", "kvcache-centric"] = "kvcache-centric"
+    placement: Literal["random", "round-robin", "load-balancing", "cache-aware", "kvcache-centric"] = "load-balancing"
     kvcache_balancing_threshold: float = Field(default=2.0, ge=1, le=1000)  # unpublished; 1 to 4 hardly differ
     eviction: Literal["lru", "lfu", "length-aware", "fifo", "s3-fifo"] = "lru"
     admission: Literal["all", "baseline", "early-rejection", "early-rejection-by-prediction"] = "all"

@@ -239,6 +239,9 @@ def simulate(
 
 def check(config: Config, trace: Trace) -> None:
     """Raise ConfigError if a trace cannot be simulated by a configuration."""
+    config.engine.count_blocks(costs_of(config).token_bytes)
+    _named("policies.placement", POLICIES, config.policies.placement)
+    _named("policies.admission", ADMISSIONS, config.policies.admission)
     if config.engine.block_size != trace.block_size:
         raise ConfigError(
             f"engine.block_size {config.engine.block_size} is not the trace's: its ids stand for blocks of "

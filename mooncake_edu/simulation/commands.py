@@ -1,0 +1,117 @@
+"""`mooncake-edu simulate`: a trace served by a simulated cluster, or by several to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mooncake_edu.errors import UserError
+
+if TYPE_CHECKING:
+    from mooncake_edu.config import Config
+    from mooncake_edu.events import EventLog
+    from mooncake_edu.simulation.result import Result
+
+MOST_DRAWN = 200_000
+"""Events in a Perfetto trace: 100 MB, about what a browser opens."""
+
+
+def simulate(
+    config: Annotated[str, typer.Option(help="A TOML file, or a size such as cluster.")] = "cluster",
+    trace: Annotated[str, typer.Option(help="A file of JSON lines, or a name such as conversation.")] = "conversation",
+    speed: Annotated[float, typer.Option(min=0.001, max=1000, help="How many times as fast requests come.")] = 1.0,
+    requests: Annotated[int | None, typer.Option(min=1, help="Only so many, the first.")] = None,
+    compare: Annotated[list[str] | None, typer.Option(help="Placement policies or TOML files.")] = None,
+    html: Annotated[Path | None, typer.Option(help="A file for the report.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="A file for ui.perfetto.dev, of the first run.")] = None,
+    events: Annotated[Path | None, typer.Option(help="A file for the event log of the first run (npz).")] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="", help="What else --compare compares.")] = None,
+) -> None:
+    """Serve a trace by a simulated cluster, and show what came of it."""
+    from mooncake_edu.bench.commands import progress_bar
+    from mooncake_edu.bench.results import require_writable
+    from mooncake_edu.events import EventLog
+    from mooncake_edu.simulation.cluster import check
+    from mooncake_edu.simulation.cluster import simulate as run
+    from mooncake_edu.traces.places import open_trace
+
+    if more and not compare:
+        raise UserError(f"{more[0]!r} stands alone: name what is compared behind --compare")
+    for path, option in ((html, "--html"), (perfetto, "--perfetto"), (events, "--events")):
+        require_writable(path, option)
+    chosen = configurations(config, [*(compare or []), *(more or [])])
+    asked = open_trace(trace).faster(speed)
+    asked = asked if requests is None else asked.slice(0, requests)
+    for each in chosen.values():
+        check(each, asked)
+    log = EventLog(50_000_000 if events else MOST_DRAWN) if events or perfetto else None
+    results: list[Result] = []
+    with progress_bar() as progress:
+        for name, each in chosen.items():
+            told = partial(progress, name)
+            results.append(run(each, asked, None if results else log, progress=told, name=name))
+    show(results)
+    write(asked.name, results, log, html, perfetto, events)
+
+
+def configurations(given: str, compare: Sequence[str]) -> dict[str, Config]:
+    """The configurations to run by their names; raises ConfigError for one that cannot be read."""
+    from mooncake_edu.config import SIZES, Config
+
+    base = Config.size(given) if given in SIZES else Config.load(given)
+    if not compare:
+        return {base.policies.placement: base}
+    found = {}
+    for name in compare:
+        if name.endswith(".toml"):
+            found[name.removesuffix(".toml")] = Config.load(name)
+        else:
+            policies = base.policies.model_copy(update={"placement": name})
+            found[name] = base.model_copy(update={"policies": policies})
+    return found
+
+
+def show(results: Sequence[Result]) -> None:
+    """Print the runs side by side."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mooncake_edu.pictures.simulation import summary
+
+    table = Table(header_style="bold", box=None)
+    for number, name in enumerate(["", *(result.name for result in results)]):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for line in summary(results):
+        table.add_row(*(cell if isinstance(cell, str) else _figure(cell) for cell in line))
+    Console().print(table)
+
+
+def write(
+    trace: str, results: Sequence[Result], log: EventLog | None, html: Path | None, perfetto: Path | None,
+    events: Path | None,
+) -> None:  # fmt: skip
+    """Write what was asked for; raises UserError if that cannot be done."""
+    from mooncake_edu.pictures.perfetto import write_perfetto
+    from mooncake_edu.pictures.simulation import write_simulation_report
+
+    if html is not None:
+        write_simulation_report(html, trace, results)
+    if log is not None and perfetto is not None:
+        write_perfetto(log, perfetto)
+        if log.dropped:
+            print(f"{perfetto} holds the last {len(log):,} events, {log.dropped:,} came before: use --requests")
+    if log is not None and events is not None:
+        log.save(events)
+    for path in (html, perfetto, events):
+        if path is not None:
+            print(f"written to {path}")
+
+
+def _figure(value: float) -> str:
+    if value != value:
+        return "-"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"
