@@ -55,14 +55,16 @@ class Decoder:
 
         `x` is token ids [tokens] for the part with the first layer, else the hidden states of the part before.
         """
-        x = self.embed(x) if self.cut.first else x
+        x = self.embed(x) if self.cut.first else x.clone()
         positions = [torch.arange(span.start, span.stop, device=x.device) for span in attention.spans]
         angles = torch.outer(torch.cat(positions).float(), self._frequencies)
         turn = (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+        ops, eps, more = self._ops, self.config.norm_eps, torch.zeros_like(x)  # what the last block adds
         for number, layer in enumerate(self._layers):
-            x = x + self._attend(number, layer, x, turn, attention)
-            x += self._feed_forward(layer, x)
-        return x
+            normed = ops.add_norm(x, more, layer.weights.attn_norm, eps)
+            more = self._attend(number, layer, normed, turn, attention)
+            more = self._feed_forward(layer, ops.add_norm(x, more, layer.weights.mlp_norm, eps))
+        return x.add_(more)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Hidden states of token ids; each rank knows a share of the vocabulary, the group adds them up."""
@@ -80,20 +82,19 @@ class Decoder:
         normed = self._ops.rms_norm(hidden, self.weights.norm, self.config.norm_eps)
         return self.group.concat(self._head(normed)).float()
 
-    def _attend(self, number: int, layer: Layer, x: Tensor, turn: Turn, attention: Attention) -> Tensor:
+    def _attend(self, number: int, layer: Layer, normed: Tensor, turn: Turn, attention: Attention) -> Tensor:
         eps, norms, rms_norm = self.config.norm_eps, layer.weights, self._ops.rms_norm
-        qkv = layer.qkv(rms_norm(x, norms.attn_norm, eps)).view(len(x), -1, self.config.head_dim)
+        qkv = layer.qkv(normed).view(len(normed), -1, self.config.head_dim)
         qk, v = qkv[:, : self.heads + self.kv_heads], qkv[:, self.heads + self.kv_heads :]
         if norms.q_norm is not None and norms.k_norm is not None:
             q, k = qk[:, : self.heads], qk[:, self.heads :]
             qk = torch.cat((rms_norm(q, norms.q_norm, eps), rms_norm(k, norms.k_norm, eps)), dim=1)
         qk = self._ops.rotate(qk, turn)
         attended = attention.attend(number, qk[:, : self.heads], qk[:, self.heads :], v)
-        return self.group.sum(layer.o(attended.reshape(len(x), -1)))
+        return self.group.sum(layer.o(attended.reshape(len(normed), -1)))
 
-    def _feed_forward(self, layer: Layer, x: Tensor) -> Tensor:
-        gate_up = layer.gate_up(self._ops.rms_norm(x, layer.weights.mlp_norm, self.config.norm_eps))
-        return self.group.sum(layer.down(self._ops.gated(gate_up)))
+    def _feed_forward(self, layer: Layer, normed: Tensor) -> Tensor:
+        return self.group.sum(layer.down(self._ops.gated(layer.gate_up(normed))))
 
 
 class Layer:

@@ -84,14 +84,19 @@ int lanes(void) { return LANES; }
 
 /* ---- row by row ---- */
 
-/* y = x / root(mean(x^2) + eps) * weight; width is a multiple of LANES. */
-void rms_norm(const float *x, const float *weight, float *y, int64_t rows, int64_t width, float eps, int threads)
+/* y = x / root(mean(x^2) + eps) * weight, where `more` is first added to x if it is there; width is a multiple of
+ * LANES. */
+void rms_norm(float *x, const float *more, const float *weight, float *y, int64_t rows, int64_t width, float eps,
+              int threads)
 {
 #pragma omp parallel for num_threads(threads) if (rows * width > 16384)
     for (int64_t row = 0; row < rows; row++) {
-        const float *from = x + row * width;
+        float *from = x + row * width;
         vec squares = {};
-        for (int64_t i = 0; i < width; i += LANES) squares += load(from + i) * load(from + i);
+        for (int64_t i = 0; i < width; i += LANES) {
+            if (more) store(from + i, load(from + i) + load(more + row * width + i));
+            squares += load(from + i) * load(from + i);
+        }
         float scale = 1 / sqrtf(total(squares) / width + eps);
         for (int64_t i = 0; i < width; i += LANES)
             store(y + row * width + i, load(from + i) * scale * load(weight + i));

@@ -39,7 +39,7 @@ MOST_ROWS = 192
 ARGUMENTS = {"a": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "t": ctypes.c_int}
 FUNCTIONS = {
     "lanes": "",
-    "rms_norm": "aaannft",
+    "rms_norm": "aaaannft",
     "gated": "aannt",
     "rotate": "anaannt",
     "few_rows": "aaaannnt",
@@ -71,10 +71,13 @@ class Kernels:
         self.races: defaultdict[torch.Size, Race] = defaultdict(Race)
         """For each shape of a weight, whether to use that unit."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [rows, width] over the root of its mean square, times a weight a channel."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, more: Tensor | None = None) -> Tensor:
+        """x [rows, width] over the root of its mean square, times a weight a channel; `more` is added to x before."""
         y = torch.empty_like(x)
-        self._call.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), *x.shape, eps, torch.get_num_threads())
+        self._call.rms_norm(
+            x.data_ptr(), None if more is None else more.data_ptr(), weight.data_ptr(), y.data_ptr(),
+            *x.shape, eps, torch.get_num_threads(),
+        )  # fmt: skip
         return y
 
     def gated(self, gate_up: Tensor) -> Tensor:

@@ -22,6 +22,10 @@ class Ops:
         scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         return (x * scale).to(x.dtype).mul_(weight)
 
+    def add_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Adds `more` to x in place, and gives the sum's rms_norm."""
+        return self.rms_norm(x.add_(more), weight, eps)
+
     def rotate(self, x: Tensor, turn: Turn) -> Tensor:
         """Rotary embedding: turns each pair (i, i + head_dim/2) of x [tokens, heads, head_dim] by its token's angle.
 
@@ -51,6 +55,12 @@ class NativeOps(Ops):
         if x.dim() == 2 and x.is_contiguous() and x.shape[1] % self._kernels.lanes == 0:
             return self._kernels.rms_norm(x, weight, eps)
         return super().rms_norm(x, weight, eps)
+
+    def add_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Ops."""
+        if x.is_contiguous() and more.is_contiguous() and x.shape[1] % self._kernels.lanes == 0:
+            return self._kernels.rms_norm(x, weight, eps, more)
+        return super().add_norm(x, more, weight, eps)
 
     def rotate(self, x: Tensor, turn: Turn) -> Tensor:
         """See Ops."""
