@@ -199,11 +199,12 @@ def _kernels() -> Fact:
     from mooncake_edu.model import native
 
     try:
-        lanes = native.load(64).lanes
+        kernels = native.load(64)
     except native.NotAvailable as error:
         why, remedy = why_no_kernels(str(error))
         return Fact("kernels", Status.OPTIONAL, f"models run slower on the CPU, {why}", remedy)
-    return Fact("kernels", Status.OK, f"compiled for this CPU, {lanes} numbers at a time")
+    unit = " or by its matrix unit" if kernels.matrix_unit else ""
+    return Fact("kernels", Status.OK, f"compiled for this CPU, {kernels.lanes} numbers at a time{unit}")
 
 
 def why_no_kernels(told: str) -> tuple[str, str]:
