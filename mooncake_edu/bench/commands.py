@@ -85,6 +85,28 @@ def hash_(json: JsonOption = None, rounds: RoundsOption = 5, quick: QuickOption 
     show(run(1, tokens=2048, repeats=10) if quick else run(rounds), json)
 
 
+@app.command()
+def eviction(json: JsonOption = None, rounds: RoundsOption = 3, quick: QuickOption = False) -> None:
+    """Hits of the eviction policies beside the best possible, and what a block costs them."""
+    from mooncake_edu.bench.eviction import FULL, QUICK, run
+
+    require_writable(json)
+    with progress_bar() as progress:
+        report = run(1, QUICK, progress) if quick else run(rounds, FULL, progress)
+    show(report, json)
+
+
+@app.command()
+def simulator(json: JsonOption = None, rounds: RoundsOption = 3, quick: QuickOption = False) -> None:
+    """A whole trace on a simulated cluster, beside a loop over all its steps."""
+    from mooncake_edu.bench.simulator import run
+
+    require_writable(json)
+    with progress_bar() as progress:
+        report = run(1, 500, progress) if quick else run(rounds, None, progress)
+    show(report, json)
+
+
 def show(report: Report, json: Path | None) -> None:
     """Print a report, and write it where it is to be kept."""
     report.show()

@@ -15,9 +15,9 @@ from mooncake_edu.traces.trace import BLOCK_SIZE, Ints, Reals, Row, Trace, Trace
 
 MOST_REQUESTS = 1_000_000
 
-PAUSE_SPREAD = 1.1
-"""Sigma of the logarithm of the pause between two turns; in the conversation trace half of the pauses are shorter than
-123 s and nine tenths than 483 s."""
+PAUSE_SPREAD = 1.17
+"""Sigma of the logarithm of a pause, less the shortest one. In the conversation trace a tenth of the pauses is shorter
+than 42 s, half of them than 123 s and nine tenths than 483 s, as with 20 s and a log-normal time of median 103 s."""
 
 
 class Lengths(NamedTuple):
@@ -30,7 +30,7 @@ class Lengths(NamedTuple):
     def draw(self, random: np.random.Generator, count: int) -> Ints:
         """So many numbers; the cut at `most` makes the mean a little smaller."""
         centre = np.log(self.mean) - self.spread**2 / 2
-        return np.clip(random.lognormal(centre, self.spread, count), 1, self.most).astype(np.int64)
+        return np.clip(np.rint(random.lognormal(centre, self.spread, count)), 1, self.most).astype(np.int64)
 
 
 class Shared(NamedTuple):
@@ -46,7 +46,7 @@ class Shared(NamedTuple):
 
     def draw(self, random: np.random.Generator, sessions: int) -> tuple[Ints, Ints]:
         """The tokens of every text, and which one each session uses; -1 is none."""
-        weights = np.arange(1, self.texts + 1) ** -self.zipf
+        weights = np.arange(1.0, self.texts + 1) ** -self.zipf
         chosen = random.choice(self.texts, sessions, p=weights / weights.sum())
         chosen[random.random(sessions) >= self.share] = -1
         return self.tokens.draw(random, self.texts), chosen
@@ -54,9 +54,9 @@ class Shared(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """What requests are like: `rate` in requests/s, `turns` a session on average, `pause` seconds between its turns.
+    """What requests are like: `rate` in requests/s, `turns` a session on average.
 
-    With `tick`, requests come only every so many seconds, many at once.
+    Between two turns pass `pause` seconds on average, and never less than `least_pause`. With `tick`, requests come only every so many seconds, many at once.
     """
 
     rate: float
@@ -68,6 +68,7 @@ class Workload:
     question: Lengths
     output: Lengths
     tick: float = 0.0
+    least_pause: float = 0.0
 
 
 def generate(workload: Workload, requests: int, seed: int, name: str = "generated") -> Trace:
@@ -95,8 +96,8 @@ def _times(workload: Workload, turns: Ints, requests: int, random: np.random.Gen
     """When each turn of each session comes, and whose it is."""
     starts = np.sort(random.uniform(0, requests / workload.rate, len(turns)))
     owner = np.repeat(np.arange(len(turns)), turns)
-    centre = np.log(workload.pause) - PAUSE_SPREAD**2 / 2
-    pauses = random.lognormal(centre, PAUSE_SPREAD, len(owner))
+    centre = np.log(workload.pause - workload.least_pause) - PAUSE_SPREAD**2 / 2
+    pauses = workload.least_pause + random.lognormal(centre, PAUSE_SPREAD, len(owner))
     first = np.concatenate([[0], np.cumsum(turns)[:-1]])
     pauses[first] = 0
     waited = np.cumsum(pauses)

@@ -31,10 +31,10 @@ REMARKS = (
     "in more of them.",
     "About 55 % is the paper's bound for Kimi's traces. conversation stays below it: in it most requests are first "
     "turns, which share 512 tokens with the others.",
-    "Generated traces stand in for those that are not on this machine, and are fitted to the paper's share without limit: "
-    "that they come close to it shows nothing. Their mean and range are over seeds, their pools those of the first seed.",
-    "arxiv-1000 is the first 3 minutes of a trace whose file was replaced after the paper; a longer stretch would likely "
-    "find more texts again.",
+    "Generated traces stand in for those that are not on this machine, and are fitted to the paper's share without "
+    "limit: that they come close to it shows nothing. Mean and range are over seeds, pools are of the first seed.",
+    "arxiv-1000 is the first 3 minutes of a trace whose file was replaced after the paper; a longer stretch would "
+    "likely find more texts again.",
 )
 
 

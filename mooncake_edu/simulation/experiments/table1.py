@@ -64,8 +64,8 @@ def _rows(trace: Trace, policy: str, capacity: int | None) -> list[Row]:
 def _remarks(shares: Shares, policies: tuple[str, ...], capacities: list[int | None]) -> list[str]:
     remarks = [
         "The paper's trace is not published (the file was replaced after the paper), so its digits cannot be had: "
-        "compare the shapes. These traces repeat less even without a limit, and their hot blocks are fewer, so a pool "
-        "of 1,000 blocks keeps less of them.",
+        "compare the shapes. These traces repeat less even without a limit; a small pool keeps the few hot texts, "
+        "of which conversation has one block, and the arXiv rows several prompts.",
         "Blocks are looked up and stored one by one. `whole prefixes only`: a block counts if all before it are kept, "
         "and none is kept without those before it; the paper does not say which it means.",
         "length-aware is read as: least often used first, then the block farthest back in its prompt. The paper's one "
