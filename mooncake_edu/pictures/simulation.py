@@ -34,7 +34,8 @@ def distribution(results: Sequence[Result], column: str) -> go.Figure:
         said.append(f"{result.name}: P90 {result.table.percentile(column, 90):.3g} s")
     slo = getattr(results[0].slos, column)
     if isinstance(slo, float):
-        figure.add_vline(x=slo, line={"dash": "dot", "width": 1.5}, annotation_text="objective")
+        figure.add_vline(x=slo, line={"dash": "dot", "width": 1.5})
+        figure.add_annotation(x=np.log10(slo), y=8, text="objective", showarrow=False, xanchor="left", xshift=4)
     figure.update_xaxes(title=f"{short} (s)", type="log")
     figure.update_yaxes(title="requests (%)", range=[0, 101])
     figure.update_layout(height=380)
@@ -78,10 +79,11 @@ def summary(results: Sequence[Result]) -> list[list[Cell]]:
     """What is compared, a line each: a name, then a value a run."""
     lines: dict[str, list[Cell]] = {"requests served": [int(np.sum(~np.isnan(r.table.ttft))) for r in results]}
     for column, (_, short) in COLUMNS.items():
-        for what in ("mean", "P50", "P90", "P99"):
-            lines[f"{short} {what} (s)"] = [
-                r.table.mean(column) if what == "mean" else r.table.percentile(column, int(what[1:])) for r in results
-            ]
+        unit, scale = ("s", 1) if column == "ttft" else ("ms", 1e3)
+        lines[f"{short} mean ({unit})"] = [scale * r.table.mean(column) for r in results]
+        for percent in (50, 90, 99):
+            values = [scale * r.table.percentile(column, percent) for r in results]
+            lines[f"{short} P{percent} ({unit})"] = [*values]
     lines["within both objectives (%)"] = [100 * float(r.met.mean()) for r in results]
     lines["goodput (requests/s)"] = [r.goodput for r in results]
     for tier in dict.fromkeys(tier for r in results for tier in r.hits):
