@@ -22,7 +22,6 @@ from pydantic import Field
 
 from mooncake_edu.config import Bandwidth, Hardware, Section
 from mooncake_edu.errors import ConfigError
-from mooncake_edu.model.config import ModelConfig
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Reals = npt.NDArray[np.float64]
@@ -41,15 +40,6 @@ class Arithmetic:
     pair_flops: float
     token_bytes: int
     weight_bytes: float
-
-    @classmethod
-    def of(cls, model: ModelConfig, itemsize: int = 2) -> Arithmetic:
-        """That of a decoder whose numbers take `itemsize` bytes; without the output layer, needed once a prompt."""
-        width = model.heads * model.head_dim
-        kv_width = model.kv_heads * model.head_dim
-        weights = model.layers * model.hidden * (2 * width + 2 * kv_width + 3 * model.intermediate)
-        kv_bytes = 2 * model.layers * kv_width * itemsize
-        return cls(2.0 * weights, 4.0 * model.layers * width, kv_bytes, float(weights * itemsize))
 
     def flops(self, tokens: int) -> float:
         """FLOPs to prefill that many tokens from the start, every pair counted. Paper: FAST eq. 1."""

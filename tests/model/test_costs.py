@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from mooncake_edu.config import Hardware
 from mooncake_edu.errors import ConfigError
-from mooncake_edu.model.config import LLAMA_70B, SMOLLM2_135M
 from mooncake_edu.model.costs import (
     DECODE_POINTS,
     HARDWARE,
@@ -20,7 +19,6 @@ from mooncake_edu.model.costs import (
     PAPER_MODEL,
     PREFILL_POINTS,
     PRESETS,
-    Arithmetic,
     CostModel,
     fit_relative,
     published_shares,
@@ -141,15 +139,6 @@ def test_twice_the_hardware_halves_the_work() -> None:
     assert twice.work(0, 10_000) == pytest.approx(A800.work(0, 10_000) / 2)
     assert twice.per_context == pytest.approx(A800.per_context / 2)
     assert A800.floor / 2 < twice.floor < A800.floor  # starting a step does not get faster
-
-
-def test_the_arithmetic_of_a_decoder_counts_its_weights_and_kvcache() -> None:
-    small = Arithmetic.of(SMOLLM2_135M, itemsize=4)
-    assert small.weight_bytes == 4 * 106_168_320  # 30 layers of 3,538,944
-    assert small.token_flops == 2 * 106_168_320
-    assert small.token_bytes == 4 * 2 * 30 * 3 * 64
-    large = Arithmetic.of(LLAMA_70B)
-    assert (large.token_bytes, large.pair_flops) == (PAPER_MODEL.token_bytes, PAPER_MODEL.pair_flops)
 
 
 def test_a_cost_model_that_is_written_is_read_again_as_it_was(tmp_path: Path) -> None:

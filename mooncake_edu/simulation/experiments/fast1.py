@@ -7,19 +7,9 @@ import plotly.graph_objects as go
 from mooncake_edu.pictures.figures import bar_marker, finish
 from mooncake_edu.pictures.palette import INK, SERIES
 from mooncake_edu.simulation.experiments import Experiment, Outcome, Progress, Row
-from mooncake_edu.simulation.experiments.serving import (
-    Run,
-    Settings,
-    best,
-    by_load,
-    chunked,
-    prefill_first,
-    separate,
-    serve,
-)
+from mooncake_edu.simulation.experiments.serving import Run, Settings, best, by_load, gains, serve
 
-MOONCAKE = {0.1: 0.95, 0.2: 1.0, 0.3: 1.0}
-BASELINE = {0.1: 0.16, 0.2: 0.39, 0.3: 0.63}
+PAPER = {"separate": {0.1: 0.95, 0.2: 1.0, 0.3: 1.0}, "prefill first": {0.1: 0.16, 0.2: 0.39, 0.3: 0.63}}
 """Share of conversation's requests within TTFT 30 s, by the TBT in seconds, on 16 nodes; FAST fig. 1, read off."""
 
 GAINS = {0.1: 498.0, 0.2: 157.0, 0.3: 59.0}
@@ -30,13 +20,11 @@ def run(settings: Settings, progress: Progress) -> Outcome:
     """Serve the trace at every speed by every system, and count who is within both objectives."""
     runs = serve(settings, progress)
     rows = [row for each in runs for row in _shares(each, settings)]
-    for group in by_load(runs).values():
-        rows += _gains(group, settings)
-    return Outcome(rows, [_figure(runs, settings)], _remarks(runs, settings))
+    return Outcome([*rows, *gains(runs, settings, GAINS)], [_figure(runs, settings)], _remarks(runs, settings))
 
 
 def _shares(each: Run, settings: Settings) -> list[Row]:
-    paper = MOONCAKE if separate(each.system) else BASELINE if prefill_first(each.system) else {}
+    paper = PAPER.get(each.system.kind, {})
     return [
         Row(what=f"{each.where}, {each.system.name}: TTFT {settings.ttft:g} s, TBT {tbt * 1e3:g} ms",
             unit="of requests", ours=each.share(settings.ttft, tbt), paper=paper.get(tbt))
@@ -44,24 +32,11 @@ def _shares(each: Run, settings: Settings) -> list[Row]:
     ]  # fmt: skip
 
 
-def _gains(group: list[Run], settings: Settings) -> list[Row]:
-    """How many more requests the best of the separate systems serves than the best of each kind of baseline."""
-    rows = []
-    for baseline, wanted, paper in (("prefill first", prefill_first, GAINS), ("chunked", chunked, {})):
-        for tbt in settings.tbts:
-            theirs = best(group, wanted, settings.ttft, tbt)
-            if theirs:
-                gain = best(group, separate, settings.ttft, tbt) / theirs - 1
-                rows.append(Row(what=f"{group[0].where}: more than coupled, {baseline}, at TBT {tbt * 1e3:g} ms",
-                                unit="%", ours=100 * gain, paper=paper.get(tbt)))  # fmt: skip
-    return rows
-
-
 def _remarks(runs: list[Run], settings: Settings) -> list[str]:
     tbt = min(settings.tbts)
     told = []
     for group in by_load(runs).values():
-        ours, strong = (best(group, wanted, settings.ttft, tbt) for wanted in (separate, chunked))
+        ours, strong = best(group, "separate", settings.ttft, tbt), best(group, "chunked", settings.ttft, tbt)
         told.append(f"{group[0].where}: {ours:.3f} against {strong:.3f}")
     return [
         "The paper does not state the speed of the replay, nor how its 16 nodes are divided: its figures stand beside "
@@ -69,12 +44,12 @@ def _remarks(runs: list[Run], settings: Settings) -> list[str]:
         f"Against chunked prefill, the stronger baseline, at TBT {tbt * 1e3:g} ms: {'; '.join(told)}. Its chunks cost "
         "no more here than a whole prompt does, which favours it; real kernels lose with small chunks.",
         f"Placement here is {settings.placement}, each instance reusing what its own DRAM holds; the paper's Conductor "
-        "fetches prefixes from others, and so needs fewer prefill instances for the same load.",
+        "fetches prefixes from others, and so may need fewer prefill instances for the same load.",
         "A decoding request stalls as long as the prefills that come in between, so the baseline's share rests on the "
         "unpublished limit of tokens a step, and on the load.",
         *(f"{each.where}, {each.system.name}: too few prefill instances for this load, mean TTFT "
           f"{each.table.mean('ttft'):.0f} s." for each in runs
-          if separate(each.system) and each.share_in("ttft", settings.ttft) < 0.5),
+          if each.system.kind == "separate" and each.share_in("ttft", settings.ttft) < 0.5),
     ]  # fmt: skip
 
 
@@ -88,9 +63,9 @@ def _figure(runs: list[Run], settings: Settings) -> go.Figure:
             x=places, y=shares, name=system.name, marker=bar_marker(paint),
             hovertemplate=system.name + ", %{x}: %{y:.1%}<extra></extra>",
         )  # fmt: skip
-    for name, paper, symbol in (("paper, Mooncake", MOONCAKE, "star"), ("paper, best baseline", BASELINE, "x")):
+    for name, kind, symbol in (("paper, Mooncake", "separate", "star"), ("paper, best baseline", "prefill first", "x")):
         figure.add_scatter(
-            x=places, y=[paper.get(tbt) for _ in loads for tbt in settings.tbts], name=name, mode="markers",
+            x=places, y=[PAPER[kind].get(tbt) for _ in loads for tbt in settings.tbts], name=name, mode="markers",
             marker={"symbol": symbol, "size": 11, "color": INK, "line": {"width": 1, "color": "white"}},
         )  # fmt: skip
     figure.update_layout(barmode="group", height=480)

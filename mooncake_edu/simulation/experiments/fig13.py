@@ -9,37 +9,27 @@ from plotly.subplots import make_subplots
 from mooncake_edu.pictures.figures import finish
 from mooncake_edu.pictures.palette import INK, SERIES
 from mooncake_edu.simulation.experiments import Experiment, Outcome, Progress, Row
-from mooncake_edu.simulation.experiments.serving import (
-    Run,
-    Settings,
-    best,
-    by_load,
-    chunked,
-    prefill_first,
-    separate,
-    serve,
-)
+from mooncake_edu.simulation.experiments.serving import Run, Settings, by_load, gains, serve
 
-WITHIN_TBT = {True: 1.0, False: 0.57}
-"""Share of requests whose TBT is at most 0.1 s, with separate instances and without; arXiv 2407.00079, fig. 13."""
+WITHIN_TBT = {"separate": 1.0, "prefill first": 0.57}
+"""Share of requests whose TBT is at most 0.1 s, by kind of system; arXiv 2407.00079, fig. 13."""
 
-MORE = 75.0
-"""Requests more within both objectives, in percent, by the first paper's count."""
+MORE = {0.1: 75.0}
+"""Requests more within both objectives, in percent, by the TBT in seconds; arXiv 2407.00079, fig. 13."""
 
 
 def run(settings: Settings, progress: Progress) -> Outcome:
     """Serve every load by every system, and compare TTFT, TBT and who is within both objectives."""
     runs = serve(settings, progress)
     rows = [row for each in runs for row in _shares(each, settings)]
-    for group in by_load(runs).values():
-        rows += _gains(group, settings)
+    rows += gains(runs, settings, MORE)
     figures = [_figure(group, settings) for group in by_load(runs).values()]
     return Outcome(rows, figures, _remarks(settings))
 
 
 def _shares(each: Run, settings: Settings) -> list[Row]:
     name = f"{each.where}, {each.system.name}"
-    tbt, paper = settings.tbts[0], None if chunked(each.system) else WITHIN_TBT[separate(each.system)]
+    tbt, paper = settings.tbts[0], WITHIN_TBT.get(each.system.kind)
     return [
         Row(what=f"{name}: TTFT, 90th percentile", unit="s", ours=each.table.percentile("ttft", 90)),
         Row(what=f"{name}: TTFT at most {settings.ttft:g} s", unit="of requests",
@@ -47,18 +37,6 @@ def _shares(each: Run, settings: Settings) -> list[Row]:
         Row(what=f"{name}: TBT at most {tbt:g} s", unit="of requests", ours=each.share_in("tbt", tbt), paper=paper),
         Row(what=f"{name}: both", unit="of requests", ours=each.share(settings.ttft, tbt)),
     ]  # fmt: skip
-
-
-def _gains(group: list[Run], settings: Settings) -> list[Row]:
-    rows = []
-    objectives = settings.ttft, settings.tbts[0]
-    for baseline, wanted, paper in (("prefill first", prefill_first, MORE), ("chunked", chunked, None)):
-        theirs = best(group, wanted, *objectives)
-        if theirs:
-            gain = best(group, separate, *objectives) / theirs - 1
-            what = f"{group[0].where}: more within both than coupled, {baseline}"
-            rows.append(Row(what=what, unit="%", ours=100 * gain, paper=paper))
-    return rows
 
 
 def _remarks(settings: Settings) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from pydantic import Field
@@ -12,10 +12,11 @@ from pydantic import Field
 from mooncake_edu.config import SIZES, Config, Instances, Policies, Section
 from mooncake_edu.outcome import RequestTable
 from mooncake_edu.simulation.cluster import simulate
-from mooncake_edu.simulation.experiments import Progress
+from mooncake_edu.simulation.experiments import Progress, Row
 from mooncake_edu.traces.profiles import load
 from mooncake_edu.traces.trace import read
 
+Kind = Literal["separate", "prefill first", "chunked"]
 Count = Annotated[int, Field(ge=0, le=10_000)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
@@ -31,6 +32,11 @@ class System(Section):
     decode: Count = 0
     coupled: Count = 0
     chunk: int | None = Field(default=None, ge=1, le=2**20)
+
+    @property
+    def kind(self) -> Kind:
+        """Whether prefill and decode are separate, or which of the two baselines it is."""
+        return "separate" if not self.coupled else "prefill first" if self.chunk is None else "chunked"
 
     def check(self) -> None:
         """One kind of cluster, whole."""
@@ -116,9 +122,24 @@ def serve(settings: Settings, progress: Progress) -> list[Run]:
     return runs
 
 
-def best(runs: list[Run], wanted: Callable[[System], bool], ttft: float, tbt: float) -> float:
-    """The largest share within both objectives among the runs on systems that are wanted; 0 if there is none."""
-    return max((run.share(ttft, tbt) for run in runs if wanted(run.system)), default=0.0)
+def best(runs: list[Run], kind: Kind, ttft: float, tbt: float) -> float:
+    """The largest share within both objectives among the runs on systems of a kind; 0 if there is none."""
+    return max((run.share(ttft, tbt) for run in runs if run.system.kind == kind), default=0.0)
+
+
+def gains(runs: list[Run], settings: Settings, paper: dict[float, float]) -> list[Row]:
+    """How many more requests the best separate system serves than the best of each kind of baseline, by load and TBT.
+
+    `paper` has its gains in percent over prefill first, by TBT.
+    """
+    rows, kinds = [], get_args(Kind)[1:]
+    for group, kind, tbt in product(by_load(runs).values(), kinds, settings.tbts):
+        theirs = best(group, kind, settings.ttft, tbt)
+        if theirs:
+            gain = best(group, "separate", settings.ttft, tbt) / theirs - 1
+            rows.append(Row(what=f"{group[0].where}: more than coupled, {kind}, at TBT {tbt * 1e3:g} ms", unit="%",
+                            ours=100 * gain, paper=paper.get(tbt) if kind == "prefill first" else None))  # fmt: skip
+    return rows
 
 
 def by_load(runs: list[Run]) -> dict[Load, list[Run]]:
@@ -127,18 +148,3 @@ def by_load(runs: list[Run]) -> dict[Load, list[Run]]:
     for run in runs:
         groups.setdefault(run.load, []).append(run)
     return groups
-
-
-def separate(system: System) -> bool:
-    """Whether prefill and decode have instances of their own."""
-    return not system.coupled
-
-
-def prefill_first(system: System) -> bool:
-    """Whether it is the paper's baseline."""
-    return bool(system.coupled) and system.chunk is None
-
-
-def chunked(system: System) -> bool:
-    """Whether it is the stronger baseline."""
-    return system.chunk is not None
