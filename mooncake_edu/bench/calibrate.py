@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 import typer
 
-from mooncake_edu.bench.limits import fastest
+from mooncake_edu.bench import limits
 from mooncake_edu.engine import Engine
 from mooncake_edu.events import Kind
 from mooncake_edu.model.calibrate import Decode, Prefill, Published, fit, published
@@ -84,23 +86,19 @@ def calibrate(
 
 
 def measure(engine: Engine, rounds: int, progress: Progress) -> Calibration:
-    """Time the engine, which nobody else uses; the rounds of all points take turns, since other work comes and goes."""
+    """Time the engine, which nobody else uses."""
     from mooncake_edu.bench.results import cpu_name
 
     meter = Meter(engine)
     fitted = [meter.point(prefix + rows, prefix) for rows, prefix in product(FITTED_ROWS, FITTED_PREFIXES)]
     checked = [meter.point(prompt, prompt * share) for prompt, share in product(CHECKED_PROMPTS, CHECKED_PREFIXES)]
     loads = (*FITTED_DECODES, *CHECKED_DECODES)
-    prefill_times: list[list[float]] = []
-    decode_times: list[list[float]] = []
-    for number in range(rounds):
-        progress("prefill and decode", number, rounds)
-        prefill_times.append([meter.prefill(point) for point in fitted + checked])
-        decode_times.append([meter.decode(batch, context) for batch, context in loads])
-    prefills = [replace(point, seconds=seconds)
-                for point, seconds in zip(fitted + checked, fastest_of(prefill_times), strict=True)]  # fmt: skip
-    decodes = [Decode(batch, batch * (context + DECODE_STEPS // 2), seconds)
-               for (batch, context), seconds in zip(loads, fastest_of(decode_times), strict=True)]  # fmt: skip
+    work = [partial(meter.prefill, point) for point in fitted + checked]
+    work += [partial(meter.decode, *load) for load in loads]
+    seconds = fastest(work, rounds, lambda number: progress("prefill and decode", number, rounds))
+    prefills = [replace(point, seconds=each) for point, each in zip(fitted + checked, seconds, strict=False)]
+    decodes = [Decode(batch, batch * (context + DECODE_STEPS // 2), each)
+               for (batch, context), each in zip(loads, seconds[len(prefills) :], strict=True)]  # fmt: skip
     model = engine.model
     token_bytes = 2 * model.config.layers * model.config.kv_heads * model.config.head_dim * model.decoder.dtype.itemsize
     costs = fit(f"{model.name} on {cpu_name()}", prefills[: len(fitted)], decodes[: len(FITTED_DECODES)],
@@ -108,9 +106,17 @@ def measure(engine: Engine, rounds: int, progress: Progress) -> Calibration:
     return Calibration(costs, prefills[len(fitted) :], decodes[len(FITTED_DECODES) :])
 
 
-def fastest_of(rounds: list[list[float]]) -> list[float]:
-    """The smallest of each column: other work on the machine only ever adds to a time."""
-    return [min(times) for times in zip(*rounds, strict=True)]
+def fastest(work: Sequence[Callable[[], float]], rounds: int, progress: Callable[[int], None]) -> list[float]:
+    """The fewest seconds that each work told in any round: whatever else the machine does only adds to them.
+
+    Every round has an order of its own, so that what slows the machine for seconds does not meet the same works again.
+    """
+    random, seconds = np.random.default_rng(0), [math.inf] * len(work)
+    for number in range(rounds):
+        progress(number)
+        for place in random.permutation(len(work)).tolist():
+            seconds[place] = min(seconds[place], work[place]())
+    return seconds
 
 
 class Meter:
@@ -159,7 +165,7 @@ class Meter:
 def copy_rate(device: torch.device) -> float:
     """Bytes/s at which host memory is copied to the device, or to other host memory: the fastest of a few tries."""
     data, place = torch.ones(COPY, dtype=torch.uint8), torch.empty(COPY, dtype=torch.uint8, device=device)
-    return COPY / fastest(lambda: place.copy_(data), str(device))
+    return COPY / limits.fastest(lambda: place.copy_(data), str(device))
 
 
 def show(found: Calibration) -> None:
