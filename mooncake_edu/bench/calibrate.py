@@ -63,7 +63,7 @@ class Calibration:
 def calibrate(
     out: Annotated[Path | None, typer.Option(help="A file for the cost model.")] = None,
     model: Annotated[str | None, typer.Option(help="A name of `models list`, or a folder.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Of which the fastest counts.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Of which the fastest counts.")] = 12,
     preset: Annotated[bool, typer.Option("--published", help="Show how close the presets come to the paper.")] = False,
 ) -> None:
     """Fit a cost model to the engine on this machine, and check it on prompts that it was not fitted to."""
