@@ -44,11 +44,12 @@ def kept(folder: Path, commit: str) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def download(url: str, target: Path, size: int, sha256: str | None) -> None:
+def download(url: str, target: Path, size: int, sha256: str | None, headers: dict[str, str] | None = None) -> None:
     """One file of the hub, of `size` bytes, from where an earlier download of it ended.
 
-    A connection that breaks is taken up again where it broke, several times. Raises Unavailable if what came is not
-    what the hub says it is, and what the hub's library raises.
+    Without `headers` they are the hub's, the user's token among them. A connection that breaks is taken up again where
+    it broke, several times. Raises Unavailable if what came is not what the hub says it is, and what the hub's library
+    raises.
     """
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
@@ -59,7 +60,8 @@ def download(url: str, target: Path, size: int, sha256: str | None) -> None:
     with part.open("ab") as file:
         if file.tell() > size:
             file.truncate(0)
-        http_get(url, file, resume_size=file.tell(), headers=build_hf_headers(), expected_size=size)
+        http_get(url, file, resume_size=file.tell(), headers=build_hf_headers() if headers is None else headers,
+                 expected_size=size)  # fmt: skip
     if sha256 is not None:
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()

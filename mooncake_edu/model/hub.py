@@ -136,7 +136,7 @@ def fetch(
         return path(entry.name)
     progress = progress or (lambda what, done, total: None)
     target = folder_of(entry)
-    with _locked(target, progress, lock_timeout) as waited:
+    with locked(target, progress, lock_timeout) as waited:
         if cached(entry) and (waited or not again):
             return target
         sweep(target)
@@ -203,7 +203,7 @@ def _check(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(target: Path, progress: Progress, timeout: float) -> Iterator[bool]:
+def locked(target: Path, progress: Progress, timeout: float) -> Iterator[bool]:
     """Holds the lock on a model's place in the cache; yields whether it had to be waited for.
 
     The system releases it when its holder dies, however that happens.

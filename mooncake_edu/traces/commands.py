@@ -102,3 +102,22 @@ def _tokenizer(model: str) -> Encode:
     from mooncake_edu.model.tokenizer import HubTokenizer
 
     return HubTokenizer(model if Path(model).is_dir() else hub.path(model)).encode
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="A published trace; without it, all are listed.")] = "",
+    again: Annotated[bool, typer.Option("--again", help="Replace what is in the cache.")] = False,
+) -> None:
+    """Bring a published trace into the cache and print its file."""
+    from mooncake_edu.model.commands import progress_bar
+    from mooncake_edu.traces.fetch import fetch as bring
+    from mooncake_edu.traces.places import PUBLISHED, find
+
+    if name:
+        with progress_bar() as progress:
+            path = bring(name, progress, again=again)
+        print(path)
+        return
+    for each in PUBLISHED.values():
+        print(f"{each.name:14}{each.rows:>8,} requests  {each.note:30}{find(each.name) or 'not here'}")

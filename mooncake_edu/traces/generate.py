@@ -56,7 +56,8 @@ class Shared(NamedTuple):
 class Workload:
     """What requests are like: `rate` in requests/s, `turns` a session on average.
 
-    Between two turns pass `pause` seconds on average, and never less than `least_pause`. With `tick`, requests come only every so many seconds, many at once.
+    Between two turns pass `pause` seconds on average, and never less than `least_pause`. With `tick`, requests come
+    only every so many seconds, many at once.
     """
 
     rate: float

@@ -18,12 +18,13 @@ CACHE_VARIABLE = "MOONCAKE_EDU_CACHE"
 
 @dataclass(frozen=True)
 class Published:
-    """A file of kvcache-ai/Mooncake (Apache-2.0): its path there, its rows, and its sha256 where it is known."""
+    """A file of kvcache-ai/Mooncake (Apache-2.0): its path there, its rows, and its bytes and sha256 where known."""
 
     name: str
     path: str
     rows: int
     note: str
+    size: int | None = None
     sha256: str | None = None
 
     @property
@@ -36,10 +37,10 @@ PUBLISHED = {
     entry.name: entry
     for entry in [
         Published("conversation", "FAST25-release/traces/conversation_trace.jsonl", 12_031, "one hour of a chatbot",
-                  "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df"),
+                  3_029_533, "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df"),
         Published("toolagent", "FAST25-release/traces/toolagent_trace.jsonl", 23_608, "one hour of tools and agents"),
         Published("synthetic", "FAST25-release/traces/synthetic_trace.jsonl", 3_993, "made of public data sets",
-                  "bd070915a98fc0ed264d7cfef2ce746002eb3076a695ec31ba2674c0111ec131"),
+                  1_136_313, "bd070915a98fc0ed264d7cfef2ce746002eb3076a695ec31ba2674c0111ec131"),
         Published("arxiv", "FAST25-release/arxiv-trace/mooncake_trace.jsonl", 23_608, "of the first paper"),
     ]
 }  # fmt: skip

@@ -35,7 +35,8 @@ class Profile:
 PROFILES = {
     "conversation": Profile(
         Workload(
-            rate=3.40, turns=1.56, pause=224, least_pause=20, tick=3, system=Shared(1, Lengths(600, 0)), documents=NOTHING,
+            rate=3.40, turns=1.56, pause=224, least_pause=20, tick=3, system=Shared(1, Lengths(600, 0)),
+            documents=NOTHING,
             opening=Lengths(9_700, 1.15), question=Lengths(3_480, 1.2, 60_000), output=Lengths(347, 0.8, 2000),
         ),
         requests=12_031, source="counts of the released file",
