@@ -7,6 +7,7 @@ in every process that inherits it.
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 import os
 import sys
@@ -124,3 +125,33 @@ def bound(node: ast.AST) -> Iterator[str]:
         case _:
             for child in ast.iter_child_nodes(node):
                 yield from bound(child)
+
+
+def too_early(text: str) -> list[tuple[int, str]]:
+    """Line and name of what a module's statements use, when it is imported, before a later statement defines it."""
+    body = ast.parse(text).body
+    later = [set(bound(node)) for node in body]
+    found, before = [], set(dir(builtins)) | {"__name__", "__file__", "__doc__"}
+    for number, node in enumerate(body):
+        coming = set().union(*later[number + 1 :]) - before - later[number]
+        found += [(line, name) for line, name in _used_at_once(node) if name in coming]
+        before |= later[number]
+    return found
+
+
+def _used_at_once(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """The names that running a statement looks up; not those that a function looks up when it is called."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            inside: list[ast.AST] = [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
+        case ast.Lambda():
+            inside = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+        case ast.AnnAssign():
+            inside = [node.value] if node.value else []
+        case ast.Name(ctx=ast.Load()):
+            yield node.lineno, node.id
+            return
+        case _:
+            inside = list(ast.iter_child_nodes(node))
+    for child in inside:
+        yield from _used_at_once(child)

@@ -32,7 +32,11 @@ def check(folder: Path = FROM) -> None:
 
 @weaving.command()
 def fix(folder: Path = FROM) -> None:
-    """Rewrite listings from the layer files; where these have changed, borders move with their text."""
+    """Rewrite listings from the layer files; where these have changed, borders move with their text.
+
+    What is new joins the listing before it. To give a new function a cell of its own, add the cell, with prose before
+    it, write `%%layer FILE FIRST-LAST` into it, shorten the listing before, and fix again.
+    """
     from mooncake_edu.course import cells, weave
 
     chapters = cells.chapters(folder)

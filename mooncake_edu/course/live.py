@@ -56,11 +56,17 @@ class LiveLayer:
             edits[listing.start, listing.stop] = listing.lines
         was_edited = (listing.start, listing.stop) in self.edits
         notes = self._change(edits, listing) if edits != self.edits else []
+        start = listing.start + _shift(edits, listing.start)
         if (listing.start, listing.stop) in edits:
             notes.insert(0, f"{listing.place} differs from the package's, and is live. {self._edited()}")
+            notes += [
+                f"Line {line - start + 2} of this cell uses {name}, which is defined further down: live it is there"
+                f" already, but a {listing.layer}.py with this listing could not be imported."
+                for line, name in layers.too_early(self._text)
+                if start <= line < start + len(listing.lines)
+            ]
         elif was_edited:
             notes.insert(0, f"{listing.place} is the package's again. {self._edited()}")
-        start = listing.start + _shift(edits, listing.start)
         names = layers.names(self._text, start, start + len(listing.lines) - 1)
         return {name: self._names[name] for name in names if name in self._names}, notes
 

@@ -98,8 +98,9 @@ def fix(chapter: Chapter) -> bool:
 def move(listings: list[Listing], lines: list[str], starts: list[int]) -> list[tuple[int, int]]:
     """Where the listings stand after their text became `lines`, whose statements begin at `starts`.
 
-    A listing begins with the statement that holds its first line, and ends before the next listing; so what is new
-    joins the listing before it. Raises ChapterError if that leaves a listing without lines.
+    A listing begins with the statement that holds its first line, and ends before the next listing; so what is new,
+    be it a whole function, joins the listing before it: whoever wants a cell of its own for it adds one, with the
+    numbers of its lines, and prose. Raises ChapterError if that leaves a listing without lines.
     """
     numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
     old: list[str] = []

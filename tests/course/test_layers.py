@@ -111,3 +111,35 @@ def test_a_layer_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 def test_versions_of_a_file_differ_in_their_digests() -> None:
     assert layers.digest("x = 1\n") == hashlib.sha256(b"x = 1\n").hexdigest()[:16] != layers.digest("x = 1 \n")
+
+
+@pytest.mark.parametrize("layer", THERE)
+def test_a_layer_uses_nothing_before_it_is_defined(layer: str) -> None:
+    assert layers.too_early(layers.read(layers.path(layer))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "early"),
+    [
+        ("a = b\nb = 1", True),
+        ("@b\ndef a(): pass\ndef b(f): return f", True),
+        ("def a(x=b): pass\nb = 1", True),
+        ("def a(*, x=b): pass\nb = 1", True),
+        ("class A(b): pass\nclass b: pass", True),
+        ("class A:\n    x: int = b\nb = 1", True),
+        ("if 1:\n    a = b\nb = 1", True),
+        ("def a(): return b\nb = 1", False),
+        ("a = lambda: b\nb = 1", False),
+        ("class A:\n    def f(self): return b\nb = 1", False),
+        ("class A:\n    x: b\nb = int", False),
+        ("b = 1\na = b\nb = 2", False),
+        ("a = len\nlen = 1", False),
+    ],
+)
+def test_what_an_import_would_not_find_yet_is_seen(text: str, early: bool) -> None:
+    assert bool(layers.too_early("from __future__ import annotations\n" + text)) == early
+    if early:
+        with pytest.raises(NameError):
+            exec(compile("from __future__ import annotations\n" + text, "text", "exec"), {})
+    else:
+        exec(compile("from __future__ import annotations\n" + text, "text", "exec"), {})

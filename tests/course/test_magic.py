@@ -193,6 +193,17 @@ def test_an_edit_without_which_the_file_could_not_be_imported_is_refused(shell: 
     assert re.match(r"NameError in line \d+ of the file: name 'sha256' is not defined; prefix.py is as it was", said)
 
 
+def test_an_edit_that_uses_what_stands_further_down_is_live_and_says_that_the_file_would_not_import(
+    shell: Shell,
+) -> None:
+    out = edit(shell, TOKENS, "def token_bytes(", "EARLY = PrefixCache\n\ndef token_bytes(")
+    assert "Line 2 of this cell uses PrefixCache, which is defined further down" in out
+    assert "a prefix.py with this listing could not be imported" in out
+    assert shell.show("EARLY.__name__") == "PrefixCache"
+    assert "further down" not in edit(shell, TOKENS, "def token_bytes(", "def early(): PrefixCache\n\ndef token_bytes(")
+    shell.run(TOKENS.cell())
+
+
 def test_slots_are_rebound_everywhere_and_come_back(shell: Shell) -> None:
     shell.run("layout = BlockLayout(1, 1, 4, 2)")
     out = edit(shell, LAYOUT, "    head_dim: int\n", "    head_dim: int\n    spare: int\n")
