@@ -12,6 +12,9 @@ from mooncake_edu.pictures.palette import GRID, INK
 CONTROLS = 92
 """Pixels under the plot that play button and slider need."""
 
+BUTTONS = 96
+"""Pixels at the left of the slider that the buttons, and half of the slider's handle, take at any width."""
+
 
 def animate(
     figure: go.Figure, frames: Sequence[go.Frame], *, word: str = "step", milliseconds: int = 600, below: int = 0
@@ -40,7 +43,8 @@ def animate(
 def _slider(steps: list[dict[str, Any]], word: str, below: int) -> dict[str, Any]:
     """Labels at the ticks would run into each other, so only the current one stands, above the slider."""
     return {
-        "active": 0, "steps": steps, "x": 0.11, "len": 0.89, "y": 0, "yanchor": "top", "pad": {"t": 14 + below, "b": 0},
+        "active": 0, "steps": steps, "x": 0, "len": 1, "y": 0, "yanchor": "top",
+        "pad": {"t": 14 + below, "b": 0, "l": BUTTONS},
         "currentvalue": {"prefix": f"{word} ", "font": {"size": 14, "color": INK}, "xanchor": "left", "offset": 6},
         "font": {"size": 1, "color": "rgba(0,0,0,0)"}, "ticklen": 0, "bordercolor": GRID, "bgcolor": GRID,
         "activebgcolor": INK, "borderwidth": 1,
