@@ -167,10 +167,17 @@ class SloSection(Section):
 
 
 class Policies(Section):
-    """Who decides what: the names of the policies, and their one parameter. Paper: arXiv table 1, 6 and 7."""
+    """Who decides what: the names of the policies, and their one parameter. Paper: arXiv table 1, 6 and 7.
+
+    A place at the `decode` instance is reserved when a request arrives, or chosen when its KVCache begins to move. What
+    one instance fetches from another is kept there, which is the paper's `replication`, or only used once (`none`);
+    with `ahead`, hot prefixes are copied before they are asked for, too.
+    """
 
     placement: Literal["random", "round-robin", "load-balancing", "cache-aware", "kvcache-centric"] = "load-balancing"
     kvcache_balancing_threshold: float = Field(default=2.0, ge=1, le=1000)  # unpublished; 1 to 4 hardly differ
+    decode: Literal["reserved", "hand-over"] = "reserved"
+    replication: Literal["none", "fetched", "ahead"] = "fetched"
     eviction: Literal["lru", "lfu", "length-aware", "fifo", "s3-fifo"] = "lru"
     admission: Literal["all", "baseline", "early-rejection", "early-rejection-by-prediction"] = "all"
 
@@ -280,6 +287,8 @@ def allowed(field: FieldInfo | None) -> str:
             reader: Reader = limit.func  # type: ignore[assignment]  # every validator above is a Reader
             return reader.allowed
     choices = get_args(kind)
+    if choices[-1:] == (...,):
+        return f"a list of at least one, each {allowed(FieldInfo.from_annotation(choices[0]))}"
     if choices:
         return f"one of {', '.join(choices)}"
     if kind is bool:
