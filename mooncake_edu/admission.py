@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from mooncake_edu.conductor import Placement
 from mooncake_edu.events import Refusal
+
+
+class Forecast(Protocol):
+    """What is foretold of a placement, in seconds; a placement of the Conductor is one."""
+
+    @property
+    def ttft(self) -> float:
+        """Until the first token."""
+
+    @property
+    def tbt(self) -> float:
+        """Between tokens."""
 
 
 class Load(NamedTuple):
@@ -37,14 +48,14 @@ class Admission(ABC):
     """Decides from the forecast of a placement and the load; it sees no output length."""
 
     @abstractmethod
-    def decide(self, placement: Placement, load: Load) -> Admit | Refuse:
+    def decide(self, placement: Forecast, load: Load) -> Admit | Refuse:
         """Whether to serve the request."""
 
 
 class AcceptAll(Admission):
     """Serves everybody, however long it takes."""
 
-    def decide(self, placement: Placement, load: Load) -> Admit | Refuse:
+    def decide(self, placement: Forecast, load: Load) -> Admit | Refuse:
         """Admit."""
         return ADMIT
 
