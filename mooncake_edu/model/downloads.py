@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mooncake_edu.errors import ModelError
 from mooncake_edu.model.folders import size_of
@@ -52,15 +54,15 @@ def download(url: str, target: Path, size: int, sha256: str | None, headers: dic
     raises.
     """
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
 
+    utils: Any = importlib.import_module("huggingface_hub.utils")  # which does not tell mypy what it exports
     if target.exists():
         return
     part = target.with_name(target.name + PARTIAL)
     with part.open("ab") as file:
         if file.tell() > size:
             file.truncate(0)
-        http_get(url, file, resume_size=file.tell(), headers=build_hf_headers() if headers is None else headers,
+        http_get(url, file, resume_size=file.tell(), headers=utils.build_hf_headers() if headers is None else headers,
                  expected_size=size)  # fmt: skip
     if sha256 is not None:
         with part.open("rb") as file:
