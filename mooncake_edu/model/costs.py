@@ -159,6 +159,10 @@ class CostModel(Section):
         """Moving `size` bytes over a network of that nominal rate (the model's own), shared evenly by `flows`."""
         return size * flows / self.network_rate(bandwidth)
 
+    def fetch(self, tokens: int) -> float:
+        """Moving the KVCache of that many tokens over the network, alone on it."""
+        return self.transfer(tokens * self.token_bytes)
+
     def network_rate(self, bandwidth: float | None = None) -> float:
         """Bytes/s that all transfers of a node get together from a network of that nominal rate."""
         return min(self.wire * (self.network if bandwidth is None else bandwidth), self.node_rate)

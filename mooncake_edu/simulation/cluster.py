@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from random import Random
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from mooncake_edu.admission import ADMISSIONS, Load, Refuse
-from mooncake_edu.conductor import POLICIES, Placement, Query
+from mooncake_edu.conductor import POLICIES, ClusterView, Placement, Query
 from mooncake_edu.config import Config, Instances
 from mooncake_edu.errors import ConfigError
 from mooncake_edu.events import EventLog, Kind, Reals, Refusal
-from mooncake_edu.model.costs import PAPER_MODEL, CostModel
 from mooncake_edu.simulation.agenda import Agenda, Rank
 from mooncake_edu.simulation.batch import Batch
 from mooncake_edu.simulation.caches import NodeCache, PagedCache, Tier
 from mooncake_edu.simulation.coupled import CoupledInstance
 from mooncake_edu.simulation.decode import DecodeInstance, Decoding
+from mooncake_edu.simulation.fetches import Fetch, Fetches
 from mooncake_edu.simulation.job import Job
 from mooncake_edu.simulation.network import Network
+from mooncake_edu.simulation.parts import conductor_of, costs_of, named, numbered
 from mooncake_edu.simulation.prefill import Flow, PrefillInstance, by_layer, in_turn
 from mooncake_edu.simulation.record import Recorder
 from mooncake_edu.simulation.reference import StepBatch, layer_after_layer
@@ -35,33 +33,6 @@ Progress = Callable[[int, int], None]
 _TOLD = 500  # requests between two such calls
 
 
-def costs_of(config: Config) -> CostModel:
-    """The times that a configuration names, or that follow from its hardware; raises ConfigError if it has neither."""
-    if config.simulation.costs is not None:
-        return CostModel.named(config.simulation.costs)
-    if config.hardware is None or config.model.name != "llama-70b":
-        raise ConfigError(
-            f"simulation.costs is missing for model.name {config.model.name!r}: name a preset such as \"A800x8\" or a "
-            f"file of `mooncake-edu calibrate`; times follow from [hardware] for llama-70b alone"
-        )
-    return CostModel.of(config.model.name, PAPER_MODEL, config.hardware)
-
-
-class Noisy:
-    """Estimates that are off: those of a prefill by a log-normal factor of mean 1."""
-
-    def __init__(self, costs: CostModel, sigma: float, seed: int) -> None:
-        self._costs, self._sigma, self._random = costs, sigma, Random(seed)
-        self.decode_step = costs.decode_step
-
-    def prefill(self, prompt: int, prefix: int = 0) -> float:
-        """The estimate for a prompt."""
-        exact = self._costs.prefill(prompt, prefix)
-        if not self._sigma:
-            return exact
-        return exact * math.exp(self._random.gauss(-self._sigma**2 / 2, self._sigma))
-
-
 class Cluster:
     """Instances, network, and what the Conductor sees; numbers of instances follow the order of the configuration."""
 
@@ -73,7 +44,7 @@ class Cluster:
         self.recorder = Recorder(log, block_size)
         self.moved_bytes: dict[str, float] = {}
         self._block_size, self._reference = block_size, reference
-        roles = _numbered(config)
+        roles = numbered(config)
         coupled = [number for number, group in roles if group.role == "coupled"]
         fill = coupled or [number for number, group in roles if group.role == "prefill"]
         decode = coupled or [number for number, group in roles if group.role == "decode"]
@@ -83,16 +54,15 @@ class Cluster:
         self.sight = Sight(side, other, block_size, config.simulation.view_age)
         rate = self.costs.network_rate()
         self._network = Network(self.agenda, {number: rate * nodes for number, nodes in stages.items()})
+        self.fetches = Fetches(self._network, self.costs, self.sight, block_size)
+        self._copies, self._late = 0, config.policies.decode == "hand-over" and not coupled
         self.prefill: dict[int, PrefillInstance] = {}
         self.decode: dict[int, Decoding] = {}
         self.capacity = config.engine.count_blocks(self.costs.token_bytes) * block_size
         for number, group in roles:
             self._add(number, group)
-        seed = config.simulation.seed
-        self._policy = _named("policies.placement", POLICIES, config.policies.placement)(
-            Noisy(self.costs, config.simulation.estimate_noise, seed), seed
-        )
-        self._admission = _named("policies.admission", ADMISSIONS, config.policies.admission)()
+        self._conductor = conductor_of(config)
+        self._admission = named("policies.admission", ADMISSIONS, config.policies.admission)()
 
     def _add(self, number: int, group: Instances) -> None:
         engine, simulation, told = self.config.engine, self.config.simulation, self._told(number)
@@ -100,6 +70,7 @@ class Cluster:
         serving = (number, engine.max_batch, self.capacity, self.costs, batch, self.agenda, self.recorder, self)
         if group.role == "prefill":
             cache = NodeCache(self._tiers(group.pipeline_parallel), self.config.policies.eviction, told)
+            self.fetches.caches[number] = cache
             overlapped = layer_after_layer if self._reference else by_layer
             self.prefill[number] = PrefillInstance(
                 number, group.pipeline_parallel, engine.token_budget, simulation.layers,
@@ -128,8 +99,9 @@ class Cluster:
         """A request comes: it is placed and admitted, or refused."""
         now = self.agenda.now = job.arrival
         self.ledger.arrived(job)
-        query = Query(job.prompt, job.ids, now)
-        placement = self._policy.place(query, self.sight.look(now, query))
+        query = self._query(job)
+        view = self.sight.look(now, query)
+        placement = self._conductor.place(query, view)
         job.prefill, job.decode, job.estimate = placement.prefill, placement.decode, placement.work
         self.recorder.at(Kind.ARRIVED, job, job.prefill, now, now, prompt=job.prompt)
         refusal = self._refusal(job, placement)
@@ -138,12 +110,44 @@ class Cluster:
             self.ledger.refused(job, now)
             return
         self.ledger.placed(job)
+        self._conductor.commit(job.number, query, placement, reserve=not self._late)
         self.sight.report(now, self.sight.queued, job.prefill, job.estimate)
-        self.sight.report(now, self.sight.placed, job.decode, job.prompt)
+        if not self._late:
+            self.sight.report(now, self.sight.placed, job.decode, job.prompt)
+        self.sight.report(now, self._conductor.confirm, job.number)
         if job.prefill in self.prefill:
+            self._fetch(job, placement, now)
+            self._copy(query, view, placement, now)
             self.prefill[job.prefill].submit(job, now)
         else:
             self.decode[job.prefill].enter(job, now)
+
+    def _query(self, job: Job) -> Query:
+        return Query(job.prompt, job.ids, job.arrival, block_size=self._block_size)
+
+    def _fetch(self, job: Job, placement: Placement, now: float) -> None:
+        """Let the prefix come that the placement counts on."""
+        if placement.source is None:
+            return
+        kept = self.config.policies.replication != "none"
+        ids = job.ids[: -(-placement.cached // self._block_size)]
+        fetch = Fetch(placement.source, job.prefill, ids, placement.cached, kept)
+
+        def done(time: float) -> None:
+            job.fetching = False
+            self.prefill[job.prefill].fetched(time)
+
+        blocks = self.fetches.begin(fetch, 3 * job.number + 2, now, done)
+        job.fetching, job.borrowed = blocks > 0, 0 if kept else blocks
+
+    def _copy(self, query: Query, view: ClusterView, placement: Placement, now: float) -> None:
+        """Let a copy be made ahead of demand, if the Conductor wants one."""
+        copy = self._conductor.copy(query, view, placement)
+        if copy is not None:
+            self._copies += 1
+            ids: Sequence[int] = query.keys[: -(-copy.tokens // self._block_size)]  # type: ignore[assignment]
+            fetch = Fetch(copy.source, copy.target, ids, copy.tokens)
+            self.fetches.begin(fetch, -self._copies, now, lambda _: None)
 
     def _refusal(self, job: Job, placement: Placement) -> Refusal | None:
         if len(job.ids) * self._block_size + job.output > self.capacity:
@@ -169,6 +173,12 @@ class Cluster:
 
     def streaming(self, job: Job, flow: Flow, last: float, now: float) -> None:
         """KVCache begins to move: what is computed as fast as it is, at most, and the last layer behind it."""
+        if self._late:
+            name, query = ("decode", job.number), self._query(job)
+            job.decode = self._conductor.hand_over(name, query, self.sight.look(now, query), now)
+            self.ledger.placed(job)
+            self.sight.report(now, self.sight.placed, job.decode, job.prompt)
+            self.sight.report(now, self._conductor.confirm, name)
         size = job.prompt * self.costs.token_bytes
         window = flow.computed - now
         bulk = size * (1 - last) if window > 0 else 0.0
@@ -177,7 +187,7 @@ class Cluster:
             if time < flow.computed:  # by rounding
                 self.agenda.put(flow.computed, Rank.MOVED, -1 - job.number, rest)
             else:
-                self._network.send(time, 2 * job.number + 1, job.prefill, job.decode, size - bulk, done)
+                self._network.send(time, 3 * job.number + 1, job.prefill, job.decode, size - bulk, done)
 
         def done(time: float) -> None:
             self.recorder.at(Kind.STREAM, job, job.decode, now, time, layer=-1, bytes=size)
@@ -186,7 +196,7 @@ class Cluster:
 
         self.moved("stream", size)
         if bulk:
-            self._network.send(now, 2 * job.number, job.prefill, job.decode, bulk, rest, bulk / window)
+            self._network.send(now, 3 * job.number, job.prefill, job.decode, bulk, rest, bulk / window)
         else:
             rest(now)
 
@@ -203,7 +213,7 @@ class Cluster:
     def busy(self, duration: float) -> dict[str, dict[int, float]]:
         """Each instance's share of that time, by role."""
         roles: dict[str, dict[int, float]] = {}
-        for number, group in _numbered(self.config):
+        for number, group in numbered(self.config):
             instance = self.prefill.get(number) or self.decode[number]
             roles.setdefault(group.role, {})[number] = instance.busy / duration if duration else 0.0
         return roles
@@ -240,8 +250,8 @@ def simulate(
 def check(config: Config, trace: Trace) -> None:
     """Raise ConfigError if a trace cannot be simulated by a configuration."""
     config.engine.count_blocks(costs_of(config).token_bytes)
-    _named("policies.placement", POLICIES, config.policies.placement)
-    _named("policies.admission", ADMISSIONS, config.policies.admission)
+    named("policies.placement", POLICIES, config.policies.placement)
+    named("policies.admission", ADMISSIONS, config.policies.admission)
     if config.engine.block_size != trace.block_size:
         raise ConfigError(
             f"engine.block_size {config.engine.block_size} is not the trace's: its ids stand for blocks of "
@@ -278,19 +288,5 @@ def _result(cluster: Cluster, ledger: Ledger, trace: Trace, name: str) -> Result
     reals, ints = ledger.reals, ledger.ints
     return Result(
         name, table, slos, reals["started"], ints["prefill"], ints["decode"], ledger.hits,
-        dict(sorted(cluster.moved_bytes.items())), cluster.busy(duration), duration,
+        dict(sorted(cluster.moved_bytes.items())), cluster.busy(duration), duration, cluster.fetches.sent,
     )  # fmt: skip
-
-
-def _numbered(config: Config) -> list[tuple[int, Instances]]:
-    """Every instance by its number, with the group it belongs to."""
-    return list(enumerate(group for group in config.instances for _ in range(group.count)))
-
-
-Named = TypeVar("Named")
-
-
-def _named(key: str, known: Mapping[str, Named], name: str) -> Named:
-    if name not in known:
-        raise ConfigError(f"{key} {name!r} is not simulated: use one of {', '.join(known)}")
-    return known[name]

@@ -21,8 +21,9 @@ class Job:
     """
 
     __slots__ = (
-        "arrival", "decode", "estimate", "first", "hits", "ids", "joined", "made", "name", "number", "output",
-        "pinned", "prefill", "private", "prompt", "reused", "row", "since", "started", "stored", "times",
+        "arrival", "borrowed", "decode", "estimate", "fetching", "first", "hits", "ids", "joined", "made", "name",
+        "number", "output", "pinned", "prefill", "private", "prompt", "reused", "row", "since", "started",
+        "stored", "times",
     )  # fmt: skip
 
     def __init__(self, number: int, row: int, arrival: float, prompt: int, output: int, ids: Sequence[int]) -> None:
@@ -35,6 +36,8 @@ class Job:
         self.ids = ids
         self.prefill = self.decode = 0
         self.estimate = 0.0
+        self.fetching = False  # its prefix is under way from another instance
+        self.borrowed = 0  # blocks of its prefix that came from there and are not kept
         self.hits: dict[str, int] = {}
         self.started = self.first = NAN
         self.since = arrival  # when its present phase began

@@ -4,7 +4,7 @@ What a prompt reuses is looked up when its turn comes. Layer by layer, the KVCac
 layers before are computed, and what is computed is stored and sent on while layers behind are; at the end an instance
 waits for its stores. Otherwise loading, computing and storing follow each other, and sending begins when the first
 token is there. The prefix is loaded with the first chunk, each stage loading and storing its own layers. A pipeline
-takes the next prompt when its first stage is free.
+takes the next prompt when its first stage is free and what was to be fetched for that prompt is there.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class PrefillInstance:
         self._queue: deque[Job] = deque()
         self._free = [0.0] * stages
         self._idle = True
+        self._held = False  # by the fetch of whose turn it is
 
     def submit(self, job: Job, now: float) -> None:
         """A request was placed here."""
@@ -120,9 +121,18 @@ class PrefillInstance:
             self._idle = False
             self._agenda.put(now, Rank.TAKEN, self.number, self._take)
 
+    def fetched(self, now: float) -> None:
+        """The prefix of a request has come."""
+        if self._held:
+            self._held = False
+            self._agenda.put(now, Rank.TAKEN, self.number, self._take)
+
     def _take(self, now: float) -> None:
         if not self._queue:
             self._idle = True
+            return
+        if self._queue[0].fetching:
+            self._held = True
             return
         job = self._queue.popleft()
         job.started = now
@@ -138,7 +148,7 @@ class PrefillInstance:
         put, number = self._agenda.put, job.number
         put(flow.begin, Rank.MOVED, -1 - number, lambda time: self._cluster.streaming(job, flow, last, time))
         put(flow.computed, Rank.PREFILLED, number, lambda time: self._computed(job, time))
-        put(flow.stored, Rank.STORED, number, lambda _: self.cache.store(job.ids))
+        put(flow.stored, Rank.STORED, number, lambda _: self._store(job))
         put(self._free[0], Rank.TAKEN, self.number, self._next)
 
     def _computed(self, job: Job, now: float) -> None:
@@ -163,7 +173,15 @@ class PrefillInstance:
             job.hits[tier.name] = tokens
             seconds += size / tier.bandwidth
             self._cluster.moved(f"load {tier.name}", size)
+        if job.borrowed > sum(found.values()):
+            job.hits["borrowed"] = min(left, (job.borrowed - sum(found.values())) * self._block_size)
+            seconds += job.hits["borrowed"] * self._costs.token_bytes / self._costs.host
         return seconds
+
+    def _store(self, job: Job) -> None:
+        """Keep a prompt; behind a prefix that was only borrowed, nothing of it can be kept."""
+        held = sum(self.cache.match(job.ids).values())
+        self.cache.store(job.ids[:held] if job.borrowed > held else job.ids)
 
     def _compute(self, job: Job, chunks: Sequence[tuple[int, int]], load: float, now: float) -> Flow:
         """Send all chunks through the stages, and say when what happens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class Result:
 
     `started` is when a request's prefill began, `prefill` and `decode` the instances it was placed on. `busy` is each
     instance's share of the time from the first arrival to the last end. `ttft` counts from arrival.
+    `sent` are the bytes of prefixes that each instance sent to others that fetched them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Result:
     moved: dict[str, float]
     busy: dict[str, dict[int, float]]
     duration: float
+    sent: dict[int, float] = field(default_factory=dict)
 
     @property
     def met(self) -> Mask:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from mooncake_edu.conductor import ClusterView, Pool, Query
+from mooncake_edu.conductor import Change, ClusterView, Index, Pool, Query
 
 
 class Side:
@@ -20,11 +20,14 @@ class Side:
         self.requests = [0] * len(numbers)
         self.context = [0] * len(numbers)
         self.usable = [True] * len(numbers)
+        self.sending = [0.0] * len(numbers)  # seconds of fetches from there
+        self.fetches = [0] * len(numbers)
 
     def pool(self, time: float, cached: Sequence[int]) -> Pool:
         """The columns as a policy reads them."""
         queue = [w + u - time if u > time else w for w, u in zip(self.waiting, self.until, strict=True)]
-        return Pool(self.numbers, self.stages, queue, cached, self.requests, self.context, self.usable)
+        return Pool(self.numbers, self.stages, queue, cached, self.requests, self.context, self.usable,
+                    self.sending)  # fmt: skip
 
 
 class Sight:
@@ -35,7 +38,8 @@ class Sight:
         self._block_size = block_size
         self._age = age
         self._reports: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = deque()
-        self._holders: dict[int, int] = {}  # id -> a bit for each prefill instance that holds the block
+        self._index = Index()
+        self._changes = dict.fromkeys(prefill.numbers, 0)
 
     def report(self, now: float, what: Callable[..., None], *values: object) -> None:
         """Something changed at an instance: `what` is a method below."""
@@ -68,17 +72,16 @@ class Sight:
         self.decode.requests[place] += 1 if tokens > 0 else -1
         self.decode.context[place] += tokens
 
+    def sends(self, number: int, seconds: float) -> None:
+        """A fetch from there takes so many seconds of its network; negative ones when it has ended."""
+        side, place = self.prefill, self.prefill.place[number]
+        side.fetches[place] += 1 if seconds > 0 else -1
+        side.sending[place] = max(side.sending[place] + seconds, 0.0) if side.fetches[place] else 0.0
+
     def cached(self, number: int, new: Sequence[int], gone: Sequence[int]) -> None:
         """Blocks were stored there, then others went."""
-        bit, holders = 1 << self.prefill.place[number], self._holders
-        for id_ in new:
-            holders[id_] = holders.get(id_, 0) | bit
-        for id_ in gone:
-            left = holders[id_] & ~bit
-            if left:
-                holders[id_] = left
-            else:
-                del holders[id_]
+        self._changes[number] += 1
+        self._index.take(number, Change(0, self._changes[number], new, gone))
 
     def look(self, now: float, query: Query) -> ClusterView:
         """The view for a request."""
@@ -93,21 +96,7 @@ class Sight:
 
     def _prefixes(self, query: Query) -> list[int]:
         """Per prefill instance, the tokens of the longest prefix that it holds."""
-        count = len(self.prefill.numbers)
-        blocks, holding = [0] * count, (1 << count) - 1
-        for reached, key in enumerate(query.keys, 1):
-            still = holding & self._holders.get(key, 0)  # type: ignore[call-overload]
-            if still != holding:
-                _set(blocks, holding & ~still, reached - 1)
-                holding = still
-            if not still:
-                break
-        _set(blocks, holding, len(query.keys))
-        return [min(found * self._block_size, query.prompt) for found in blocks]
-
-
-def _set(blocks: list[int], bits: int, value: int) -> None:
-    while bits:
-        low = bits & -bits
-        blocks[low.bit_length() - 1] = value
-        bits ^= low
+        blocks = self._index.lengths(query.keys)
+        if not blocks:
+            return [0] * len(self.prefill.numbers)
+        return [min(blocks.get(number, 0) * self._block_size, query.prompt) for number in self.prefill.numbers]

@@ -60,9 +60,11 @@ def test_load_balancing_takes_the_shortest_queue_and_the_fewest_requests(view: C
 @given(view=views)
 def test_a_forecast_counts_the_queue_what_is_reused_and_the_batch(name: str, view: ClusterView) -> None:
     place = POLICIES[name](COSTS).place(QUERY, view)
-    reused, second = view.prefill.cached[place.prefill], place.decode - 100
-    assert place.cached == reused
-    assert place.ttft == view.prefill.queue[place.prefill] + COSTS.prefill(4096, reused)
+    own, second = view.prefill.cached[place.prefill], place.decode - 100
+    assert place.cached == own + place.fetched
+    assert place.fetched == 0 or (name == "kvcache-centric" and view.prefill.cached[place.source] == place.cached)
+    fetching = COSTS.fetch(place.fetched)
+    assert place.ttft == view.prefill.queue[place.prefill] + fetching + COSTS.prefill(4096, place.cached)
     batch, context = view.decode.requests[second] + 1, view.decode.context[second] + 4096
     assert place.tbt == COSTS.decode_step(batch, context)
 
@@ -97,7 +99,9 @@ def test_without_a_usable_instance_the_refusal_says_so() -> None:
 
 
 def test_a_policy_cannot_see_how_long_an_answer_becomes() -> None:
-    assert {field.name for field in dataclasses.fields(Query)} == {"prompt", "keys", "arrival", "priority"}
+    assert {field.name for field in dataclasses.fields(Query)} == {
+        "prompt", "keys", "arrival", "priority", "block_size",
+    }  # fmt: skip
 
 
 def test_ties_use_the_policy_s_own_random_numbers() -> None:

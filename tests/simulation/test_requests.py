@@ -140,7 +140,6 @@ def test_an_old_view_herds_what_a_fresh_one_spreads() -> None:
     [
         (config(COUPLED + SEPARATE), "instances: coupled ones beside others"),
         (config(SEPARATE + 'pipeline_parallel = 2'), r"instances\[1\]\.pipeline_parallel 2 .* use 1"),
-        (config(placement="kvcache-centric"), "policies.placement 'kvcache-centric' .* use one of random"),
         (config(memory="1 MiB"), "engine.memory 1048576 is below one block"),
         (config(costs="no such file"), "costs 'no such file' are not known: use one of"),
     ],
