@@ -37,12 +37,12 @@ class Taken(NamedTuple):
 def run(rounds: int, requests: int | None, progress: Progress) -> Report:
     """Each measurement in a process of its own, the median of `rounds`; the reference runs once."""
     total = len(load(TRACE)) if requests is None else requests
-    cases = [("plain", total, False, False), ("events", total, True, False), ("quarter", total // 4, False, False)]
+    cases = {"plain": (total, False), "events": (total, True), "quarter": (total // 4, False)}
     taken: dict[str, list[Taken]] = {}
     for number in range(rounds):
-        for name, *case in cases:
+        for name, (count, events) in cases.items():
             progress(name, number, rounds)
-            taken.setdefault(name, []).append(apart(*case))
+            taken.setdefault(name, []).append(apart(count, events, False))
     progress(REFERENCE, rounds, rounds)
     slow = apart(total, False, True).seconds
     seconds = {name: statistics.median(each.seconds for each in found) for name, found in taken.items()}

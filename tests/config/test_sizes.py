@@ -22,7 +22,7 @@ def test_a_size_names_a_model_of_the_catalogue(name: str) -> None:
 def test_every_configuration_file_is_one_of_the_sizes() -> None:
     import mooncake_edu
 
-    files = (Path(mooncake_edu.__file__).parent / "configs").iterdir()
+    files = (Path(mooncake_edu.__file__).parent / "configs").glob("*.toml")
     assert {file.stem for file in files} == set(SIZES)
 
 

@@ -68,8 +68,11 @@ EXPERIMENTS = {
     "table1": Entry("table1:TABLE1", "Hits of one global pool by eviction policy and capacity (arXiv table 1)."),
     "reuse": Entry("reuse:REUSE", "How much of each workload's KVCache could be reused at best."),
     "fig7": Entry("fig7:FIG7", "What storing the KVCache adds to a prefill, layer by layer or not (arXiv fig. 7)."),
+    "fig11": Entry("capacity:FIG11", "Requests a second within objectives, on two data sets (arXiv fig. 11)."),
+    "fig12": Entry("capacity:FIG12", "Requests a second within objectives, by the prompt's length (arXiv fig. 12)."),
     "fig13": Entry("fig13:FIG13", "TTFT and TBT of real traces, separate against coupled (arXiv fig. 13)."),
     "fast1": Entry("fast1:FAST1", "Requests within TTFT and TBT, separate against coupled (FAST fig. 1)."),
+    "fast7": Entry("fast1:FAST7", "The same on the synthetic trace (FAST fig. 7)."),
 }
 """Every experiment by its name; a later one is added by one line."""
 

@@ -1,0 +1,81 @@
+"""`mooncake-edu simulate` from a file to tables, a report and traces; what it cannot do is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from mooncake_edu.cli import main
+from mooncake_edu.events import EventLog
+from mooncake_edu.traces.trace import write
+from tests.simulation.clusters import workload
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """A file of 60 requests."""
+    write(workload(60, 2.0, 1), tmp_path / "trace.jsonl")
+    return str(tmp_path / "trace.jsonl")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """The command's status, and what it wrote on both streams."""
+    monkeypatch.setattr("sys.argv", ["mooncake-edu", "simulate", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def test_policies_are_compared_side_by_side_and_written_out(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {option: tmp_path / option for option in ("html", "perfetto", "events")}
+    written = [text for option, file in files.items() for text in (f"--{option}", str(file))]
+    status, out, err = run(monkeypatch, capsys, "--trace", trace, "--compare", "random", "round-robin", *written)
+    assert status == 0, err
+    assert re.search(r"random +round-robin", out)
+    assert re.search(r"requests served +60 +60", out)
+    for line in ("TTFT P90 (s)", "TBT P90 (ms)", "goodput", "hits in dram", "moved: stream", "prefill busy"):
+        assert line in out
+    page = files["html"].read_text(encoding="utf-8")
+    assert "60 requests of trace" in page and page.count("<figure>") == 5
+    names = {event["name"] for event in json.loads(files["perfetto"].read_text())["traceEvents"]}
+    assert {"chunk", "decode", "load", "stream", "step", "queued"} <= names
+    assert len(EventLog.load(files["events"]).requests()) == 60
+    assert "[60/60] round-robin" in err
+
+
+def test_a_faster_replay_makes_requests_wait_longer(
+    trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = []
+    for speed in ("1", "20"):
+        status, out, _ = run(monkeypatch, capsys, "--trace", trace, "--speed", speed, "--requests", "50")
+        assert status == 0
+        waits.append(float(re.search(r"TTFT mean \(s\) +([\d.]+)", out)[1]))  # type: ignore[index]
+    assert waits[1] > waits[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--config", "no.toml"], "no.toml: cannot be read"),
+        (["--config", "tiny"], "simulation.costs is missing for model.name 'tiny'"),
+        (["--compare", "best"], "policies.placement 'best' is not simulated: use one of random"),
+        (["best"], "'best' stands alone"),
+        (["--html", "/no/such/folder/x"], "--html /no/such/folder/x"),
+        (["--trace", "no.jsonl"], "no.jsonl"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line(
+    arguments: list[str], said: str, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(monkeypatch, capsys, "--trace", trace, *arguments)
+    assert status == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
