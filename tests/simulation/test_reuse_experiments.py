@@ -113,7 +113,7 @@ def test_what_cannot_be_run_is_refused_in_one_line(run: Run, arguments: list[str
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("capacities = [0]", "own.toml: capacities[0] 0 is not allowed: use a list of at least one, each a whole number"),
+        ("capacities = [0]", "own.toml: capacities[0] 0 is not allowed: use a list of at least one, each a whole"),
         ("policies = []", "own.toml: policies [] is not allowed: use a list of at least one, each text"),
         ("pollcies = []", "pollcies is no known key: did you mean 'policies'?"),
     ],
