@@ -135,7 +135,7 @@ int many_rows(const float *x, const float *weight, const float *bias, float *y, 
 #pragma omp for schedule(static)
                 for (int64_t i = 0; i < blocks; i++)
                     cut_rows(x + (row + i * BLOCK) * in + k, left - i * BLOCK, in, chunks, a + i * chunks * CHUNK);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
                 for (int64_t column = 0; column < out; column += BLOCK) {
                     const float *base = bias ? bias + column : nothing;
                     int64_t stripe = column / STRIPE, within = column % STRIPE;

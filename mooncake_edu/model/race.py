@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 
 from torch import Tensor
@@ -21,19 +22,20 @@ class Race:
 
     PERIOD = 32
     """Of so many products in a row each way takes one, whatever it cost."""
+    KEPT = 4
+    """Costs of each way that count, the least of them: a single one may be that of an interruption."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._costs = [math.inf, math.inf]  # seconds a multiplication
+        self._costs = [deque([math.inf], self.KEPT) for _ in range(2)]  # seconds a multiplication
         self._run = 0
 
     def __call__(self, work: int, ways: tuple[Way, Way]) -> Tensor:
         """The result of one of two ways, whose cost is noted; `work` is the number of multiplications."""
         turn = self._run % self.PERIOD
         self._run += 1
-        way = turn if turn < len(ways) else self._costs.index(min(self._costs))
+        way = turn if turn < len(ways) else self._costs.index(min(self._costs, key=min))
         start = self._clock()
         result = ways[way]()
-        cost = (self._clock() - start) / work
-        self._costs[way] = min(cost, (self._costs[way] + cost) / 2)
+        self._costs[way].append((self._clock() - start) / work)
         return result

@@ -43,7 +43,15 @@ def test_it_follows_when_the_other_way_becomes_the_faster() -> None:
     for _ in range(Race.PERIOD):
         race(10, (clock.way(1.0, 0), clock.way(2.0, 1)))
     taken = [int(race(10, (clock.way(3.0, 0), clock.way(2.0, 1)))) for _ in range(Race.PERIOD)]
-    assert taken.count(1) >= Race.PERIOD - 3
+    assert taken.count(1) >= Race.PERIOD - Race.KEPT - 1
+
+
+def test_a_single_interruption_changes_nothing() -> None:
+    clock = Clock()
+    race = Race(clock)
+    seconds = [1.0] * 10 + [50.0] + [1.0] * (Race.PERIOD - 11)
+    taken = [int(race(10, (clock.way(each, 0), clock.way(2.0, 1)))) for each in seconds]
+    assert taken.count(1) == 1
 
 
 def test_costs_are_told_by_the_multiplication_so_that_sizes_may_vary() -> None:
