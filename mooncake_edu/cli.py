@@ -33,6 +33,7 @@ COMMANDS = [
     Command("course", "mooncake_edu.course.commands:app", "Weave, check and hand out the chapters."),
     Command("trace", "mooncake_edu.traces.commands:app", "Check, sum up, make, sanitise and fetch traces."),
     Command("simulate", "mooncake_edu.simulation.commands:simulate", "Serve a trace by a simulated cluster."),
+    Command("explain", "mooncake_edu.simulation.explaining:explain", "Why a request went where it went."),
     Command("reproduce", "mooncake_edu.simulation.reproduce:reproduce", "Run the paper's experiments."),
     Command("calibrate", "mooncake_edu.bench.calibrate:calibrate", "Fit a cost model to this machine."),
     Command("bench", "mooncake_edu.bench.commands:app", "Measure against peers and hardware limits."),

@@ -141,12 +141,14 @@ class CostModel(Section):
             raise ValueError(f"prefix {prefix} of a prompt of {prompt} tokens in chunks of {chunk}: use a prefix from "
                              "0 to the prompt's length, and chunks of at least 1")  # fmt: skip
         start = min(prefix, prompt - 1)
-        borders = [*range(start, prompt, chunk or prompt), prompt]
+        if chunk is None:
+            return self.step([(start, prompt)])
+        borders = [*range(start, prompt, chunk), prompt]
         return sum(self.step([part]) for part in pairwise(borders))
 
     def decode_step(self, batch: int, context: int) -> float:
         """One token for each of `batch` requests that hold `context` tokens together; affine in the context."""
-        return self.step((), batch, context)
+        return self.floor + self.per_sequence * batch + self.per_context * context
 
     def step(self, chunks: Iterable[tuple[int, int]], batch: int = 0, context: int = 0) -> float:
         """One step that computes chunks (start, stop) of prompts and one token for each of a batch."""

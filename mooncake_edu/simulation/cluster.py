@@ -16,6 +16,7 @@ from mooncake_edu.simulation.batch import Batch
 from mooncake_edu.simulation.caches import NodeCache, PagedCache, Tier
 from mooncake_edu.simulation.coupled import CoupledInstance
 from mooncake_edu.simulation.decode import DecodeInstance, Decoding
+from mooncake_edu.simulation.explain import Journal, Recording
 from mooncake_edu.simulation.fetches import Fetch, Fetches
 from mooncake_edu.simulation.job import Job
 from mooncake_edu.simulation.network import Network
@@ -30,6 +31,9 @@ from mooncake_edu.traces.trace import Trace
 Progress = Callable[[int, int], None]
 """Told how many of how many requests have arrived."""
 
+Watch = Callable[[float, int, Sequence[int], Sequence[int]], None]
+"""Told when, which instance, and the ids that it stored and those that are gone."""
+
 _TOLD = 500  # requests between two such calls
 
 
@@ -37,8 +41,9 @@ class Cluster:
     """Instances, network, and what the Conductor sees; numbers of instances follow the order of the configuration."""
 
     def __init__(
-        self, config: Config, block_size: int, ledger: Ledger, log: EventLog | None = None, reference: bool = False
-    ) -> None:
+        self, config: Config, block_size: int, ledger: Ledger, log: EventLog | None = None, reference: bool = False,
+        journal: Journal | None = None, watch: Watch | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.costs, self.ledger = config, costs_of(config), ledger
         self.agenda = Agenda()
         self.recorder = Recorder(log, block_size)
@@ -61,7 +66,9 @@ class Cluster:
         self.capacity = config.engine.count_blocks(self.costs.token_bytes) * block_size
         for number, group in roles:
             self._add(number, group)
-        self._conductor = conductor_of(config)
+        conductor = conductor_of(config)
+        self._conductor = conductor if journal is None else Recording(conductor, journal)
+        self._watch = watch
         self._admission = named("policies.admission", ADMISSIONS, config.policies.admission)()
 
     def _add(self, number: int, group: Instances) -> None:
@@ -85,7 +92,12 @@ class Cluster:
             self.decode[number] = CoupledInstance(*serving, pages, engine.token_budget, chunked, self._block_size)
 
     def _told(self, number: int) -> Callable[[Sequence[int], Sequence[int]], None]:
-        return lambda new, gone: self.sight.report(self.agenda.now, self.sight.cached, number, new, gone)
+        def told(new: Sequence[int], gone: Sequence[int]) -> None:
+            self.sight.report(self.agenda.now, self.sight.cached, number, new, gone)
+            if self._watch is not None:
+                self._watch(self.agenda.now, number, new, gone)
+
+        return told
 
     def _tiers(self, nodes: int) -> list[Tier]:
         """The tiers of a group of nodes together."""
@@ -222,18 +234,20 @@ class Cluster:
 def simulate(
     config: Config, trace: Trace, log: EventLog | None = None, *, reference: bool = False,
     order: Sequence[int] | None = None, progress: Progress = lambda done, of: None, name: str = "",
+    journal: Journal | None = None, watch: Watch | None = None,
 ) -> Result:  # fmt: skip
     """Serve a trace by a configuration's cluster, until the last request has ended.
 
     Requests that arrive at one time are taken in the order of their rows, or of their values in `order`. A `log`
     gets the events. `reference` computes step by step and layer by layer what is otherwise computed in closed form,
-    and takes no log. Raises ConfigError if the configuration cannot be simulated with this trace.
+    and takes no log. A `journal` gets what the Conductor was asked and decided, `watch` every change of what is held
+    where. Raises ConfigError if the configuration cannot be simulated with this trace.
     """
     check(config, trace)
     ranks = np.arange(len(trace)) if order is None else np.asarray(order)
     rows = np.lexsort((ranks, trace.arrival))
     ledger = Ledger(len(trace))
-    cluster = Cluster(config, trace.block_size, ledger, None if reference else log, reference)
+    cluster = Cluster(config, trace.block_size, ledger, None if reference else log, reference, journal, watch)
     flat, offsets = trace.ids.tolist(), trace.offsets.tolist()
     columns = (trace.arrival[rows].tolist(), trace.input_length[rows].tolist(), trace.output_length[rows].tolist())
     for number, (row, arrival, prompt, output) in enumerate(zip(rows.tolist(), *columns, strict=True)):
@@ -266,6 +280,11 @@ def check(config: Config, trace: Trace) -> None:
     roles = {group.role for group in config.instances}
     if "coupled" in roles and len(roles) > 1:
         raise ConfigError("instances: coupled ones beside others are not simulated: use one kind of cluster a file")
+    if "coupled" in roles and POLICIES[config.policies.placement].fetches:
+        raise ConfigError(
+            f"policies.placement {config.policies.placement!r} fetches prefixes, which coupled instances do not: use "
+            "'cache-aware', or prefill and decode instances"
+        )
 
 
 def unloaded(config: Config, trace: Trace) -> tuple[Reals, Reals]:

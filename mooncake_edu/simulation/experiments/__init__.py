@@ -73,6 +73,14 @@ EXPERIMENTS = {
     "fig13": Entry("fig13:FIG13", "TTFT and TBT of real traces, separate against coupled (arXiv fig. 13)."),
     "fast1": Entry("fast1:FAST1", "Requests within TTFT and TBT, separate against coupled (FAST fig. 1)."),
     "fast7": Entry("fast1:FAST7", "The same on the synthetic trace (FAST fig. 7)."),
+    "fig8": Entry("placement:PLACEMENT", "Mean TTFT by placement policy, speed and cache (arXiv fig. 8)."),
+    "order": Entry("placement:PLACEMENT", "Whether each placement policy beats the one before it everywhere."),
+    "fast5": Entry("sweeps:SWEEP", "Placement policies on 16 nodes (FAST fig. 5)."),
+    "fast10": Entry("sweeps:SWEEP", "A cache in each node against one of all nodes (FAST fig. 10)."),
+    "fast11": Entry("replicas:REPLICAS", "Replicas of the hottest blocks over time (FAST fig. 11)."),
+    "fast13": Entry("sweeps:SWEEP", "The network's bandwidth (FAST fig. 13)."),
+    "fast15": Entry("sweeps:SWEEP", "Division of the nodes into prefill and decode (FAST fig. 15)."),
+    "replication": Entry("replicas:REPLICAS", "Popular documents without and with replication, and ahead of demand."),
 }
 """Every experiment by its name; a later one is added by one line."""
 

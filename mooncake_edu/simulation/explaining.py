@@ -1,0 +1,68 @@
+"""`mooncake-edu explain`: why a request of a run went where it went, and what other policies would have done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mooncake_edu.errors import UserError
+
+if TYPE_CHECKING:
+    from mooncake_edu.simulation.explain import Explanation
+
+
+def explain(
+    request: Annotated[int, typer.Argument(min=0, help="The request's number in the trace, from 0.")],
+    config: Annotated[str, typer.Option(help="A TOML file, or a size such as cluster.")] = "cluster",
+    trace: Annotated[str, typer.Option(help="A file of JSON lines, or a name such as conversation.")] = "conversation",
+    speed: Annotated[float, typer.Option(min=0.001, max=1000, help="How many times as fast requests come.")] = 1.0,
+    placement: Annotated[str | None, typer.Option(help="A policy in place of the configuration's.")] = None,
+) -> None:
+    """Serve a trace up to a request, and show what the Conductor saw when it was placed."""
+    from mooncake_edu.simulation.cluster import simulate
+    from mooncake_edu.simulation.commands import configurations
+    from mooncake_edu.simulation.explain import Journal, Shadows, regrets
+    from mooncake_edu.simulation.explain import explain as told_of
+    from mooncake_edu.simulation.parts import costs_of
+    from mooncake_edu.traces.places import open_trace
+
+    asked = open_trace(trace)
+    if request >= len(asked):
+        raise UserError(f"request {request} is not in {asked.name}: use a number from 0 to {len(asked) - 1}")
+    (chosen,) = configurations(config, [] if placement is None else [placement]).values()
+    journal, threshold = Journal(), chosen.policies.kvcache_balancing_threshold
+    simulate(chosen, asked.slice(0, request + 1).faster(speed), journal=journal)
+    costs, seed = costs_of(chosen), chosen.simulation.seed
+    told = told_of(journal, request, costs, Shadows(costs, threshold, seed), threshold)
+    show(told, regrets(journal, Shadows(costs, threshold, seed)))
+
+
+def show(told: Explanation, mean: dict[str, float]) -> None:
+    """Print the candidates and the choices; `mean` are the policies' mean regrets over the run so far."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mooncake_edu.bench.results import PAGE
+
+    seen, choices = Table(header_style="bold", box=None), Table(header_style="bold", box=None)
+    for column in ("instance", "cached", "fetched", "from", "queue (s)", "transfer (s)", "prefill (s)", "TTFT (s)",
+                   "alone (s)", ""):  # fmt: skip
+        seen.add_column(column, justify="right")
+    for each, local in zip(told.candidates, told.local, strict=True):
+        mark = "chosen" if each.instance == told.placement.prefill else "" if each.usable else "not usable"
+        source = "-" if each.source is None else str(each.source)
+        times = (each.queue, each.transfer, each.prefill, each.ttft, local.ttft)
+        seen.add_row(str(each.instance), f"{each.cached:,}", f"{each.fetched:,}", source,
+                     *(f"{value:.3f}" for value in times), mark)  # fmt: skip
+    for column in ("policy", "instance", "TTFT (s)", "regret (s)", "mean regret so far (s)"):
+        choices.add_column(column, justify="left" if column == "policy" else "right")
+    for name, choice in told.choices.items():
+        values = (choice.ttft, choice.regret, mean[name])
+        choices.add_row(name, str(choice.instance), *(f"{value:.3f}" for value in values))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PAGE)
+    console.print(f"A prompt of {told.query.prompt:,} tokens at {told.query.arrival:.3f} s. Alone: without fetching.")
+    console.print(seen)
+    console.print(choices)
