@@ -71,9 +71,13 @@ class Network:
 
     def _easy(self, links: tuple[Link, ...]) -> bool:
         """Whether all transfers on these links can run at their limits, so that none of them takes from another."""
-        return all(
-            sum(flow.limit for flow in self._flows[link].values()) <= self._bandwidth[link.instance] for link in links
-        )
+        for link in links:
+            room = self._bandwidth[link.instance]
+            for flow in self._flows[link].values():
+                room -= flow.limit
+            if room < 0:
+                return False
+        return True
 
     def _share(self, now: float, links: tuple[Link, ...]) -> None:
         """Give new rates to all that are connected with these links."""
