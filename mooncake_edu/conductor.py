@@ -474,9 +474,9 @@ class Index:
             self._remove(1 << number, change.removed)
 
     def _restart(self, number: int, epoch: int, sequence: int) -> None:
-        self._streams[number] = _Stream(epoch, sequence)
-        bit = 1 << number
-        self._remove(bit, [key for key, holders in self._holders.items() if holders & bit])
+        known, self._streams[number], bit = self._streams[number].epoch >= 0, _Stream(epoch, sequence), 1 << number
+        if known:  # all blocks are gone through, which only a restart is worth
+            self._remove(bit, [key for key, holders in self._holders.items() if holders & bit])
 
     def _store(self, bit: int, keys: Iterable[Hashable]) -> None:
         holders = self._holders

@@ -107,6 +107,15 @@ def simulator(json: JsonOption = None, rounds: RoundsOption = 3, quick: QuickOpt
     show(report, json)
 
 
+@app.command()
+def conductor(json: JsonOption = None, rounds: RoundsOption = 3, quick: QuickOption = False) -> None:
+    """Placing requests, and the index of who holds which block."""
+    from mooncake_edu.bench.conductor import run
+
+    require_writable(json)
+    show(run(1, 500) if quick else run(rounds, None), json)
+
+
 def show(report: Report, json: Path | None) -> None:
     """Print a report, and write it where it is to be kept."""
     report.show()

@@ -187,7 +187,7 @@ def explain(
     """The decision on request `number` of a run, in the order of arrival; raises ReplayError if there is none.
 
     Estimates are those of `costs`, the recorded ones being as far off as the configuration made them. Without
-    `shadows`, every policy chooses as on its first request.
+    `shadows` that were asked for the requests before, every policy chooses as on its first.
     """
     if not 0 <= number < len(journal.placed):
         raise ReplayError(f"request {number} was not placed: use a number from 0 to {len(journal.placed) - 1}")
@@ -218,10 +218,10 @@ class Shadows:
         return chosen
 
 
-def regrets(journal: Journal, shadows: Shadows) -> dict[str, float]:
-    """The mean regret of each policy over the requests of a run, in seconds, had it decided each on its own."""
-    total = dict.fromkeys(shadows.policies, 0.0)
-    for call, view in zip(journal.placed, journal.shown, strict=True):
+def regrets(journal: Journal, shadows: Shadows, stop: int | None = None) -> dict[str, float]:
+    """The mean regret of each policy over the first `stop` requests of a run, in seconds, had it decided each alone."""
+    placed, total = journal.placed[:stop], dict.fromkeys(shadows.policies, 0.0)
+    for call, view in zip(placed, journal.shown, strict=False):
         for name, choice in shadows.choose(call.arguments[0], view).items():
             total[name] += choice.regret
-    return {name: value / max(len(journal.placed), 1) for name, value in total.items()}
+    return {name: value / max(len(placed), 1) for name, value in total.items()}

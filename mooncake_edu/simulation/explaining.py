@@ -33,13 +33,14 @@ def explain(
     (chosen,) = configurations(config, [] if placement is None else [placement]).values()
     journal, threshold = Journal(), chosen.policies.kvcache_balancing_threshold
     simulate(chosen, asked.slice(0, request + 1).faster(speed), journal=journal)
-    costs, seed = costs_of(chosen), chosen.simulation.seed
-    told = told_of(journal, request, costs, Shadows(costs, threshold, seed), threshold)
-    show(told, regrets(journal, Shadows(costs, threshold, seed)))
+    costs = costs_of(chosen)
+    shadows = Shadows(costs, threshold, chosen.simulation.seed)
+    mean = regrets(journal, shadows, request)
+    show(told_of(journal, request, costs, shadows, threshold), mean)
 
 
 def show(told: Explanation, mean: dict[str, float]) -> None:
-    """Print the candidates and the choices; `mean` are the policies' mean regrets over the run so far."""
+    """Print the candidates and the choices; `mean` are the policies' mean regrets before."""
     from rich.console import Console
     from rich.table import Table
 
@@ -55,7 +56,7 @@ def show(told: Explanation, mean: dict[str, float]) -> None:
         times = (each.queue, each.transfer, each.prefill, each.ttft, local.ttft)
         seen.add_row(str(each.instance), f"{each.cached:,}", f"{each.fetched:,}", source,
                      *(f"{value:.3f}" for value in times), mark)  # fmt: skip
-    for column in ("policy", "instance", "TTFT (s)", "regret (s)", "mean regret so far (s)"):
+    for column in ("policy", "instance", "TTFT (s)", "regret (s)", "mean before (s)"):
         choices.add_column(column, justify="left" if column == "policy" else "right")
     for name, choice in told.choices.items():
         values = (choice.ttft, choice.regret, mean[name])
