@@ -29,7 +29,7 @@ def simulate(
     html: Annotated[Path | None, typer.Option(help="A file for the report.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="A file for ui.perfetto.dev, of the first run.")] = None,
     events: Annotated[Path | None, typer.Option(help="A file for the event log of the first run (npz).")] = None,
-    more: Annotated[list[str] | None, typer.Argument(metavar="", help="What else --compare compares.")] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="POLICY", help="What else --compare compares.")] = None,
 ) -> None:
     """Serve a trace by a simulated cluster, and show what came of it."""
     from mooncake_edu.bench.commands import progress_bar
@@ -41,8 +41,12 @@ def simulate(
 
     if more and not compare:
         raise UserError(f"{more[0]!r} stands alone: name what is compared behind --compare")
+    taken = {Path(trace).resolve()}
     for path, option in ((html, "--html"), (perfetto, "--perfetto"), (events, "--events")):
         require_writable(path, option)
+        if path is not None and path.resolve() in taken:
+            raise UserError(f"{option} {path}: is the trace or another option's file: choose another")
+        taken.add((path or Path(trace)).resolve())
     chosen = configurations(config, [*(compare or []), *(more or [])])
     asked = open_trace(trace).faster(speed)
     asked = asked if requests is None else asked.slice(0, requests)
