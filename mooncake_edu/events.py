@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -367,15 +368,17 @@ class EventLog:
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Writes a file so that it is never seen half-written. Raises UserError if it cannot be written."""
     target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
+        if target.exists() and not target.is_file():  # a folder, or a device, which a file would replace
+            raise OSError(errno.EINVAL, "it is no file")
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             part.write_bytes(content)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{target} cannot be written ({error.strerror}): choose another folder") from None
+        raise UserError(f"{target} cannot be written ({error.strerror}): choose another file or folder") from None
 
 
 def _member(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], limit: int) -> npt.NDArray[Any]:

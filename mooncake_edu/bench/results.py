@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mooncake_edu.errors import UserError
+from mooncake_edu.events import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,14 +73,8 @@ class Report(BaseModel):
             raise BenchError(f"{path}: {key}: {first['msg']}: give a file written by --json") from None
 
     def save(self, path: Path) -> None:
-        """Write the whole report at once; raises BenchError if it cannot be written."""
-        try:
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-                file.write(self.model_dump_json(indent=2) + "\n")
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except OSError as error:
-            raise BenchError(f"{path}: cannot be written ({error.strerror}): choose another file") from None
+        """Write the whole report at once; raises UserError if it cannot be written."""
+        write_whole(path, (self.model_dump_json(indent=2) + "\n").encode())
 
     def table(self) -> Table:
         """The rows to print: ours, each peer with how many times better ours is, and the share of the limit."""
@@ -123,7 +117,8 @@ def require_writable(path: Path | None, option: str = "--json") -> None:
     """Refuse, before anything is measured, a file that could not be written in the end; raises BenchError."""
     if path is None:
         return
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    other = path.exists() and not path.is_file()  # a folder or a device
+    if other or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise BenchError(f"{option} {path}: is no file that can be written: make its folder, or choose another")
 
 

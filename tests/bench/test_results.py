@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from mooncake_edu.bench.results import BenchError, Report, Row, machine, require_writable
+from mooncake_edu.errors import UserError
 
 
 def row(**changes: object) -> Row:
@@ -71,12 +73,14 @@ def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_and_after(tmp_path: Path) -> None:
-    for place in tmp_path, tmp_path / "missing" / "figures.json":
+    (folder := tmp_path / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+    for place in folder, folder / "missing" / "figures.json", folder / "pipe":
         with pytest.raises(BenchError, match="can be written"):
             require_writable(place)
-        with pytest.raises(BenchError, match="cannot be written"):
+        with pytest.raises(UserError, match="cannot be written"):
             report(row()).save(place)
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == [folder / "pipe"]
     require_writable(tmp_path / "figures.json")
     require_writable(None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from mooncake_edu.errors import UserError
-from mooncake_edu.events import EventLog, Kind
+from mooncake_edu.events import EventLog, Kind, write_whole
 
 
 @pytest.fixture
@@ -36,9 +37,24 @@ def test_a_log_continues_after_being_read(saved: Path) -> None:
     assert table.id[-1] == "request 129 \u00e4" and table.e2e[-1] == 71.0 and table.complete.all()
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "nothing"])
+def test_what_is_no_file_is_neither_replaced_nor_written(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if kind == "folder":
+        (tmp_path / "place").mkdir()
+    elif kind == "pipe":
+        os.mkfifo(tmp_path / "place")
+    before = list(tmp_path.iterdir())
+    with pytest.raises(UserError, match=r"cannot be written \(it is no file\): choose another"):
+        write_whole("" if kind == "nothing" else "place", b"content")
+    assert list(tmp_path.iterdir()) == before and not (tmp_path / "place").is_file()
+
+
 def test_nothing_is_left_where_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(UserError, match=r"taken cannot be written .*: choose another folder"):
+    with pytest.raises(UserError, match=r"taken cannot be written .*: choose another file or folder"):
         EventLog().save(tmp_path / "taken")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
