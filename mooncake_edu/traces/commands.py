@@ -89,8 +89,10 @@ def sanitize(
 
     from mooncake_edu.traces.sanitize import LEAKS, utf8
     from mooncake_edu.traces.sanitize import sanitize as clean
-    from mooncake_edu.traces.trace import write
+    from mooncake_edu.traces.trace import TraceError, write
 
+    if log.is_file() and out.exists() and out.samefile(log):
+        raise TraceError(f"{out} is the log itself: choose another file")
     encode = _tokenizer(model) if model else utf8
     trace = clean(log, secrets.token_bytes(32), encode, rebase=rebase, tick=tick, block_size=block_size)
     write(trace, out)

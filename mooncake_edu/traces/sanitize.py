@@ -49,9 +49,11 @@ def sanitize(
     log = Path(log)
     lines, rows, hashes = [], [], []
     for number, value in objects(log, MOST_LINE):
+        if "timestamp" not in value:
+            refuse(log, number, "timestamp is missing", "give milliseconds, 0 or more")
         prompt = _tokens(value, "prompt", "tokens", encode, log, number)
         lines.append(number)
-        rows.append((seconds(value.get("timestamp"), log, number), len(prompt), _output(value, encode, log, number)))
+        rows.append((seconds(value["timestamp"], log, number), len(prompt), _output(value, encode, log, number)))
         hashes.append(_chain(prompt, block_size, key, _salt(value, log, number), log, number))
     order = in_order([row[0] for row in rows], log, lines)
     start = rows[order[0]][0] if rebase else 0.0
@@ -84,15 +86,21 @@ def _output(value: dict[str, Any], encode: Encode, log: Path, number: int) -> in
     return len(_tokens(value, "output", "output_tokens", encode, log, number, least=0))
 
 
+_REMEDIES = {
+    "prompt": "give prompt (text) or tokens (ids)",
+    "output": "give output (text), output_tokens (ids) or output_length (a number)",
+}
+
+
 def _tokens(
     value: dict[str, Any], text: str, ids: str, encode: Encode, log: Path, number: int, least: int = 1
 ) -> Sequence[int]:
     """The tokens under one of two names; the error does not show what they are."""
     if (text in value) == (ids in value):
-        refuse(log, number, f"{'both' if text in value else 'neither'} of {text} and {ids} given", "give one of them")
+        refuse(log, number, f"{'both' if text in value else 'neither'} of {text} and {ids} given", _REMEDIES[text])
     given = value.get(text, value.get(ids))
     if not isinstance(given, str if text in value else list):
-        refuse(log, number, f"{text if text in value else ids} is a {type(given).__name__}", "give text, or token ids")
+        refuse(log, number, f"{text if text in value else ids} is a {type(given).__name__}", _REMEDIES[text])
     found: Sequence[int] = encode(given) if isinstance(given, str) else given
     if len(found) < least:
         refuse(log, number, f"{text} is empty", "leave such requests out")

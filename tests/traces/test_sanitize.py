@@ -109,9 +109,13 @@ GOOD = {"timestamp": 0, "prompt": "abc", "output_length": 1}
         ({"timestamp": 0, "tokens": [1, -1, 2], "output_length": 1}, "tokens are none"),
         ({"timestamp": 0, "tokens": [1, 2.5], "output_length": 1}, "tokens are none"),
         ({"timestamp": 0, "tokens": [2**32], "output_length": 1}, "tokens are none"),
-        ({"prompt": "abc", "output_length": 1}, "timestamp None"),
+        ({"prompt": "abc", "output_length": 1}, "timestamp is missing"),
         (GOOD | {"output_length": -1}, "output_length -1"),
         ({"timestamp": 0, "prompt": "abc"}, "neither of output and output_tokens"),
+        (
+            {"timestamp": 0, "prompt": "abc", "output": 3},
+            "output is a int: give output (text), output_tokens (ids) or output_length (a number)",
+        ),
         (GOOD | {"salt": 5}, "salt 5 is no text"),
     ],
 )
@@ -133,3 +137,13 @@ def test_the_command_writes_a_trace_without_the_texts_and_says_what_still_shows(
     assert "2 requests written" in said and "What still shows: when requests came" in said
     assert "secret" not in out.read_text()
     assert [read(out).ids_of(i).tolist() for i in (0, 1)] == [[0, 1], [0, 2]]
+
+
+def test_the_command_does_not_write_over_its_log(run: Run, tmp_path: Path) -> None:
+    file = log(tmp_path / "log", GOOD)
+    before = file.read_bytes()
+    (tmp_path / "other").symlink_to(file)
+    for out in file, tmp_path / "other":
+        ended = run("trace", "sanitize", str(file), str(out))
+        assert ended.status == 2 and "is the log itself: choose another file" in ended.err
+    assert file.read_bytes() == before
