@@ -22,7 +22,10 @@ def costs_of(config: Config) -> CostModel:
             f"simulation.costs is missing for model.name {config.model.name!r}: name a preset such as \"A800x8\" or a "
             f"file of `mooncake-edu calibrate`; times follow from [hardware] for llama-70b alone"
         )
-    return CostModel.of(config.model.name, PAPER_MODEL, config.hardware)
+    try:
+        return CostModel.of(config.model.name, PAPER_MODEL, config.hardware)
+    except ConfigError as error:
+        raise ConfigError(f"hardware is too slow to simulate ({error}): give more compute and memory") from None
 
 
 class Noisy:

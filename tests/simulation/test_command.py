@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,22 @@ def test_what_cannot_be_done_is_refused_in_one_line(
     assert status == 2
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_no_file_is_written_over_the_trace_or_another_output(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, both = Path(trace).read_bytes(), str(tmp_path / "both")
+    for outputs in (["--events", trace], ["--html", both, "--perfetto", both]):
+        status, _, err = run(monkeypatch, capsys, "--trace", trace, *outputs)
+        assert status == 2 and "is the trace or another option's file: choose another" in err
+    assert Path(trace).read_bytes() == before and not Path(both).exists()
+
+
+def test_hardware_that_is_too_slow_is_refused_by_its_name(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (resources.files("mooncake_edu") / "configs" / "cluster.toml").read_text(encoding="utf-8")
+    (tmp_path / "slow.toml").write_text(text.replace('"2496 TFLOP/s"', '"1 FLOP/s"'))
+    status, _, err = run(monkeypatch, capsys, "--trace", trace, "--config", str(tmp_path / "slow.toml"))
+    assert status == 2 and re.search(r"hardware is too slow to simulate .*: give more compute", err)
