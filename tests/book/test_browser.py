@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
+from mooncake_edu.pictures.figures import finish
+from mooncake_edu.pictures.frames import animate
+from mooncake_edu.pictures.palette import INK
 from tests import browsing
 from tests.book.conftest import Book
 from tests.browsing import FADE_MS, LIGHT, chromium, contrasts
@@ -88,13 +92,42 @@ def test_a_folded_solution_opens(small_book: Book, visit: Visit) -> None:
     assert solution.is_visible()
 
 
+INKED = """ink => [...document.querySelectorAll('.picture-plot .main-svg text')]
+  .filter(word => getComputedStyle(word).fill === ink).map(word => word.textContent)"""
+
+
+BOXES = """() => ['.updatemenu-button', '.slider-grip-rect', '.slider-rail-touch-rect'].map(name => {
+  const boxes = [...document.querySelectorAll(name)].map(each => each.getBoundingClientRect());
+  return [Math.min(...boxes.map(box => box.left)), Math.max(...boxes.map(box => box.right))];
+})"""
+
+
+def test_buttons_and_slider_of_an_animation_stand_side_by_side_at_any_width(browser: Any, tmp_path: Path) -> None:
+    figure = go.Figure(go.Scatter(x=[1, 2], y=[1, 2]))
+    finish(figure, "Moves", "A point moves.")
+    animate(figure, [go.Frame(name=str(number), data=[{"y": [number, 2]}]) for number in range(5)])
+    figure.write_html(tmp_path / "moves.html", config={"responsive": True}, auto_play=False)
+    visit = Visit(browser, "light")
+    for width in (480, 690, 720, 1100):
+        visit.page.set_viewport_size({"width": width, "height": 700})
+        page = visit.open(tmp_path / "moves.html")
+        page.wait_for_selector(".slider-grip-rect")
+        (_, buttons_end), (grip_start, _), (_, rail_end) = page.evaluate(BOXES)
+        assert 4 <= grip_start - buttons_end <= 24, width
+        assert rail_end <= width
+    visit.context.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_page_of_the_course_draws_all_its_figures(whole_book: Book, visit: Visit) -> None:
     assert whole_book.status == 0, whole_book.said
+    ink = f"rgb({', '.join(map(str, bytes.fromhex(INK[1:])))})"
     pages = [page for page in sorted(whole_book.pages.rglob("*.html")) if "_static" not in page.parts]
     drawn = 0
     for page in pages:
-        drawn += visit.open(page).locator(".picture-plot").count()
+        opened = visit.open(page)
+        drawn += opened.locator(".picture-plot").count()
+        assert opened.evaluate(INKED, ink) == [], f"words of {page.name} that do not follow the theme"
     assert drawn > 10
     assert visit.complaints == []
