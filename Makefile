@@ -26,13 +26,15 @@ setup: $(READY) ## Only install, into .venv (PYTHON=python3.12 chooses the Pytho
 demo: $(READY) ## Set up, then serve conversations with and without prefix sharing
 	$(BIN)/mooncake-edu demo
 
-# Tests are many and small: two processes of one thread each finish sooner than one of two threads.
+# Tests are many and small: two processes of one thread each finish sooner than one of two threads. Files with long tests
+# come first (tests/conftest.py), where pytest-xdist would put those with few tests last.
 test: $(READY) ## Set up, then run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
+# A browser and other work share the machine with the kernel: threads that wait then must not hold up those that work.
 # Its settings there keep JupyterLab from asking at its first start whether it should fetch news.
 lab: $(READY) ## Set up, then open JupyterLab on the notebooks (CHAPTERS=my-course: on those)
-	$(BIN)/jupyter lab --LabApp.app_settings_dir='$(CURDIR)/notebooks/.jupyterlab' $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS) $(CHAPTERS)
+	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-PASSIVE} $(BIN)/jupyter lab --LabApp.app_settings_dir='$(CURDIR)/notebooks/.jupyterlab' $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS) $(CHAPTERS)
 
 book: $(READY) ## Set up, then run the chapters and build the book from them
 	$(BIN)/python book/build.py $(BOOK_ARGS)

@@ -35,15 +35,16 @@ def main() -> int:
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="the folder of the chapters")
     reader.add_argument("--out", type=Path, default=BOOK.parent / "build" / "book", help="a folder for the book")
+    reader.add_argument("--executed", type=Path, help="a folder of the same chapters with outputs: do not run them")
     reader.add_argument("--size", default="tiny", choices=SIZES, help="the size to run the chapters at")
     asked = reader.parse_args()
     if asked.out.exists() and any(asked.out.iterdir()) and not (asked.out / MARK).exists():
         reader.error(f"--out {asked.out} holds something that is no book: name a new folder")
-    return build(asked.notebooks, asked.out, asked.size)
+    return build(asked.notebooks, asked.out, asked.size, asked.executed)
 
 
-def build(notebooks: Path, out: Path, size: str) -> int:
-    """Run the chapters, write the site to `out`/html; returns Sphinx's exit status."""
+def build(notebooks: Path, out: Path, size: str, executed: Path | None = None) -> int:
+    """Run the chapters, or take them from `executed`; write the site to `out`/html; returns Sphinx's exit status."""
     source, html = out / "source", out / "html"
     for old in (source, html):
         shutil.rmtree(old, ignore_errors=True)
@@ -53,8 +54,9 @@ def build(notebooks: Path, out: Path, size: str) -> int:
     (source / "notebooks").mkdir()
     there = chapters(notebooks)
     for chapter in there:
-        page = pages.to_page(pages.run(chapter.path, size, out / "data"))
-        nbformat.write(page, source / "notebooks" / chapter.path.name)
+        name = chapter.path.name
+        ran = nbformat.read(executed / name, 4) if executed else pages.run(chapter.path, size, out / "data")
+        nbformat.write(pages.to_page(ran), source / "notebooks" / name)
     tables = index([chapter.content for chapter in there]).partition("\n")[2]
     put(source / "instructor.md", CHAPTERS, f"{tables}\n## Notes\n\n{notes(there)}")
     put(source / "index.md", MAP, f"```{{raw}} html\n{pages.figure(json.loads(course_map().to_json()))}\n```")

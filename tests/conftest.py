@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 from mooncake_edu import layers
@@ -54,6 +55,16 @@ def pytest_sessionstart() -> None:
         raise pytest.UsageError(str(error)) from None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests may take longest come first, so that of two processes neither is left with one in the end."""
+    longest: dict[Path, float] = {}
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        seconds = (float(limit.args[0]) if limit else 300.0) if item.get_closest_marker("slow") else 0.0
+        longest[item.path] = max(seconds, longest.get(item.path, 0.0))
+    items.sort(key=lambda item: -longest[item.path])
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose mark names something that this machine lacks."""
     for mark, (present, reason) in NEEDS.items():
@@ -68,6 +79,28 @@ def smollm2() -> Path:
         return hub.fetch("smollm2-135m")
     except Unavailable as error:
         pytest.skip(f"SmolLM2-135M-Instruct cannot be fetched: {error}")
+
+
+Once = Callable[[str, Callable[[Path], None]], Path]
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """A folder of a name that the first of the session's processes to ask for it fills; the others wait for that."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def filled(name: str, fill: Callable[[Path], None]) -> Path:
+        folder, done = shared / name, shared / f"{name}.done"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return filled
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Once
 from tests.notebooks import small
+from tests.notebooks.running import CHAPTERS, run_shared
 
 ROOT = Path(__file__).parents[2]
 BUILD_S = 1500
@@ -38,9 +42,10 @@ class Book:
     pages: Path
 
 
-def build(notebooks: Path, out: Path) -> Book:
+def build(notebooks: Path, out: Path, *options: str) -> Book:
     """Run the command behind `make book`."""
-    command = [sys.executable, str(ROOT / "book" / "build.py"), "--notebooks", str(notebooks), "--out", str(out)]
+    script = str(ROOT / "book" / "build.py")
+    command = [sys.executable, script, "--notebooks", str(notebooks), "--out", str(out), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BUILD_S)
     return Book(done.returncode, done.stdout + done.stderr, out / "html")
 
@@ -61,14 +66,33 @@ def write_small(folder: Path, prose: str = "With $a$ and $b$,\n\n$$a \\le \\frac
     return folder
 
 
-@pytest.fixture(scope="session")
-def small_book(tmp_path_factory: pytest.TempPathFactory) -> Book:
-    """The book of one small chapter."""
-    folder = tmp_path_factory.mktemp("small-book")
-    return build(write_small(folder / "notebooks"), folder / "out")
+def built_once(once: Once, name: str, make: Callable[[Path], Book]) -> Book:
+    """A book that all processes of the session share."""
+
+    def fill(folder: Path) -> None:
+        book = make(folder)
+        (folder / "book.json").write_text(json.dumps([book.status, book.said, str(book.pages)]), encoding="utf-8")
+
+    status, said, pages = json.loads((once(name, fill) / "book.json").read_text(encoding="utf-8"))
+    return Book(status, said, Path(pages))
 
 
 @pytest.fixture(scope="session")
-def whole_book(tmp_path_factory: pytest.TempPathFactory) -> Book:
-    """The book of the course: minutes of work."""
-    return build(ROOT / "notebooks", tmp_path_factory.mktemp("whole-book") / "out")
+def small_book(once: Once) -> Book:
+    """The book of one small chapter, run by the build as `make book` does."""
+    return built_once(once, "small-book", lambda folder: build(write_small(folder / "notebooks"), folder / "out"))
+
+
+@pytest.fixture(scope="session")
+def whole_book(once: Once) -> Book:
+    """The book of the course, from the chapters' one run at tiny in this session."""
+
+    def make(folder: Path) -> Book:
+        (folder / "executed").mkdir()
+        for path in CHAPTERS:
+            ran = run_shared(path, once)
+            assert ran.passed, ran.said
+            (folder / "executed" / path.name).write_text(json.dumps(ran.notebook), encoding="utf-8")
+        return build(ROOT / "notebooks", folder / "out", "--executed", str(folder / "executed"))
+
+    return built_once(once, "whole-book", make)

@@ -257,7 +257,7 @@ def test_a_fetch_that_is_ended_is_no_model_and_its_leftovers_go_with_the_next(
     process = start()
     wait_for_download(server)
     process.send_signal(how)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == (130 if how is signal.SIGINT else -how) and "Traceback" not in errors
     assert ".someone--small.download" in left() and "someone--small" not in left()
     with pytest.raises(ModelError, match="is not in"):

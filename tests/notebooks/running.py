@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,15 @@ def run(notebook: Path, folder: Path, size: str = "tiny", **environment: str) ->
         {entry["exercise"]: entry["status"] for entry in entries},
         json.loads(copy.read_text(encoding="utf-8")),
     )
+
+
+def run_shared(notebook: Path, once: Callable[[str, Callable[[Path], None]], Path]) -> Run:
+    """A chapter's run at tiny, which all tests of the session share."""
+
+    def fill(folder: Path) -> None:
+        (folder / "run.json").write_text(json.dumps(asdict(run(notebook, folder))), encoding="utf-8")
+
+    return Run(**json.loads((once(f"ran-{notebook.stem}", fill) / "run.json").read_text(encoding="utf-8")))
 
 
 def _processor_s() -> float:

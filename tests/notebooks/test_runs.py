@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from mooncake_edu.course.cells import Chapter, source
 from mooncake_edu.course.check import exercises
 from mooncake_edu.course.editions import tags, write_instructor, write_student
 from mooncake_edu.course.verdict import NOT_YET, PASSED
+from tests.conftest import Once
 from tests.notebooks import small
-from tests.notebooks.running import CHAPTERS, ROOT, Run, run
+from tests.notebooks.running import CHAPTERS, ROOT, run, run_shared
 
 MOST_S = 60
 EVERY = pytest.mark.parametrize("path", CHAPTERS, ids=[path.stem for path in CHAPTERS])
@@ -28,20 +28,6 @@ EXERCISES = (Exercise("9.1", "One more", lambda: range(3), judge, lambda: ()),)
 """
 SETUP = """import mooncake_edu.course.checks
 mooncake_edu.course.checks.__path__.append({folder!r})"""
-
-Running = Callable[[Path, str], Run]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Running:
-    """Runs a chapter at a size, once for all tests."""
-
-    @functools.cache
-    def once(path: Path, size: str) -> Run:
-        return run(path, tmp_path_factory.mktemp(path.stem), size)
-
-    return once
-
 
 @pytest.fixture(scope="module")
 def students(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -59,9 +45,9 @@ def numbers(path: Path) -> list[str]:
 @pytest.mark.timeout(1800)
 @EVERY
 def test_a_chapter_runs_at_tiny_within_a_minute(
-    path: Path, running: Running, record_property: Callable[[str, object], None]
+    path: Path, once: Once, record_property: Callable[[str, object], None]
 ) -> None:
-    ended = running(path, "tiny")
+    ended = run_shared(path, once)
     record_property("seconds", round(ended.seconds, 1))
     assert ended.passed, ended.said
     assert ended.seconds < MOST_S
@@ -69,16 +55,16 @@ def test_a_chapter_runs_at_tiny_within_a_minute(
 
 @pytest.mark.timeout(1800)
 @EVERY
-def test_a_chapter_s_own_answers_pass_all_its_checks(path: Path, running: Running) -> None:
-    assert running(path, "tiny").verdicts == dict.fromkeys(numbers(path), PASSED)
+def test_a_chapter_s_own_answers_pass_all_its_checks(path: Path, once: Once) -> None:
+    assert run_shared(path, once).verdicts == dict.fromkeys(numbers(path), PASSED)
 
 
 @pytest.mark.timeout(1800)
 @EVERY
 def test_the_student_edition_runs_to_its_end_with_every_check_at_not_yet(
-    path: Path, students: Path, running: Running
+    path: Path, students: Path, tmp_path: Path
 ) -> None:
-    ended = running(students / path.name, "tiny")
+    ended = run(students / path.name, tmp_path)
     assert ended.passed, ended.said
     assert ended.verdicts == dict.fromkeys(numbers(path), NOT_YET)
 
@@ -95,9 +81,9 @@ def test_with_its_solutions_restored_the_student_edition_runs_what_the_chapter_r
 @pytest.mark.timeout(3600)
 @EVERY
 def test_a_chapter_runs_with_a_real_model(
-    path: Path, smollm2: Path, running: Running, record_property: Callable[[str, object], None]
+    path: Path, smollm2: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    ended = running(path, "cpu")
+    ended = run(path, tmp_path, "cpu")
     record_property("seconds", round(ended.seconds, 1))
     assert ended.passed, ended.said
     assert ended.verdicts == dict.fromkeys(numbers(path), PASSED)

@@ -68,17 +68,17 @@ def test_a_later_layer_cannot_be_imported(tmp_path: Path) -> None:
     assert "ImportError: mooncake_edu.prefix is a later layer, which `pytest --through` leaves out" in done.stdout
 
 
-@pytest.mark.parametrize("text", [STARTS_A_PROCESS, SPAWNS], ids=["subprocess", "spawn"])
-def test_nor_in_a_process_that_a_test_starts(tmp_path: Path, text: str) -> None:
-    done = snapshot(tmp_path, 1, kvcache=text)
-    assert "1 failed" in done.stdout
-    assert "mooncake_edu.prefix is a later layer" in done.stdout
+def test_nor_in_processes_that_a_test_starts(tmp_path: Path) -> None:
+    done = snapshot(tmp_path, 1, kvcache=STARTS_A_PROCESS + SPAWNS)
+    assert "2 failed" in done.stdout and "passed" not in done.stdout
+    for name in ("test_child", "test_spawn"):
+        told = done.stdout.split(f"_ {name} _", 1)[1].split("\n_____", 1)[0]
+        assert "mooncake_edu.prefix is a later layer" in told
 
 
-@pytest.mark.parametrize("text", [USES_LATER, STARTS_A_PROCESS, SPAWNS], ids=["here", "subprocess", "spawn"])
-def test_a_layer_of_the_snapshot_can(tmp_path: Path, text: str) -> None:
-    done = snapshot(tmp_path, 2, prefix=text)
-    assert done.returncode == 0, done.stdout
+def test_a_layer_of_the_snapshot_can_here_and_in_processes(tmp_path: Path) -> None:
+    done = snapshot(tmp_path, 2, prefix=USES_LATER + STARTS_A_PROCESS + SPAWNS)
+    assert "3 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("through", ["0", "8", "two"])
@@ -93,16 +93,15 @@ def test_without_the_option_nothing_is_left_out(tmp_path: Path) -> None:
     assert run("-p", "tests.through", ".", cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize("through", range(1, len(THERE) + 1))
-def test_the_layers_own_tests_pass_in_their_snapshot(through: int) -> None:
-    done = run("--through", str(through), "-m", "not slow", *(f"tests/{layer}" for layer in THERE[:through]))
-    assert done.returncode == 0, done.stdout
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("through", range(1, len(THERE) + 1))
-def test_a_snapshot_passes_with_the_model(through: int) -> None:
-    """All but the slow tests, which run in the suite itself; `pytest --through N` runs those too."""
-    done = run("--through", str(through), "-m", "not slow", limit=1700)
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("layer", THERE)
+def test_a_layer_s_tests_pass_without_the_layers_after_it(layer: str) -> None:
+    """And the model's without those after the first; so a snapshot's tests pass, each with more left out than there.
+
+    All but the slow ones, which run in the suite itself; `pytest --through N` runs those too.
+    """
+    through = LAYERS.index(layer) + 1
+    folders = [f"tests/{layer}", *(["tests/model"] if through == 1 else [])]
+    done = run("--through", str(through), "-m", "not slow", *folders, limit=2300)
     assert done.returncode == 0, done.stdout
