@@ -108,6 +108,16 @@ def test_a_mistake_in_the_program_shows_its_traceback(monkeypatch: pytest.Monkey
         cli.main()
 
 
+def test_ctrl_c_while_the_command_line_loads_ends_quietly_with_130() -> None:
+    script = (
+        "import runpy, sys\nclass Interrupt:\n    def find_spec(name, *rest):\n"
+        "        if name == 'mooncake_edu.cli':\n            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt)\nrunpy.run_module('mooncake_edu', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_ctrl_c_ends_a_generation_quietly_with_130(spawn: Any) -> None:
     with spawn("generate", "hello", "--model", "tiny", "--max-tokens", "4000", "--ignore-eos") as process:
         assert process.stdout.read(1)
