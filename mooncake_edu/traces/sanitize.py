@@ -19,7 +19,18 @@ import numpy as np
 
 from mooncake_edu.errors import RequestError
 from mooncake_edu.prefix import block_keys, token_bytes
-from mooncake_edu.traces.trace import BLOCK_SIZE, Row, Trace, in_order, objects, refuse, seconds, short, tokens
+from mooncake_edu.traces.trace import (
+    BLOCK_SIZE,
+    Row,
+    Trace,
+    in_order,
+    is_number,
+    objects,
+    refuse,
+    seconds,
+    short,
+    tokens,
+)
 
 MOST_LINE = 1 << 26
 """Bytes of a row of a log: a prompt of several million tokens."""
@@ -101,9 +112,11 @@ def _tokens(
     given = value.get(text, value.get(ids))
     if not isinstance(given, str if text in value else list):
         refuse(log, number, f"{text if text in value else ids} is a {type(given).__name__}", _REMEDIES[text])
+    if isinstance(given, list) and not all(is_number(each, int) for each in given):
+        refuse(log, number, f"{ids} are none (not all are whole numbers)", "give whole numbers from 0 to 4294967295")
     found: Sequence[int] = encode(given) if isinstance(given, str) else given
     if len(found) < least:
-        refuse(log, number, f"{text} is empty", "leave such requests out")
+        refuse(log, number, f"{text if text in value else ids} is empty", "leave such requests out")
     return found
 
 
