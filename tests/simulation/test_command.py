@@ -11,7 +11,7 @@ import pytest
 
 from mooncake_edu.cli import main
 from mooncake_edu.events import EventLog
-from mooncake_edu.traces.trace import write
+from mooncake_edu.traces.trace import Row, Trace, write
 from tests.simulation.clusters import workload
 
 
@@ -90,6 +90,15 @@ def test_no_file_is_written_over_the_trace_or_another_output(
         status, _, err = run(monkeypatch, capsys, "--trace", trace, *outputs)
         assert status == 2 and "is the trace or another option's file: choose another" in err
     assert Path(trace).read_bytes() == before and not Path(both).exists()
+
+
+def test_a_prompt_that_fits_nowhere_is_counted_as_refused(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(Trace.of([Row(0.0, 512, 1, [0]), Row(0.0, 512 * 10_000, 1, range(1, 10_001))]), tmp_path / "long.jsonl")
+    _, out, _ = run(monkeypatch, capsys, "--trace", str(tmp_path / "long.jsonl"))
+    assert re.search(r"requests served +1 *\n requests refused +1 *\n", out)
+    assert "requests refused" not in run(monkeypatch, capsys, "--trace", trace)[1]
 
 
 def test_hardware_that_is_too_slow_is_refused_by_its_name(
