@@ -35,6 +35,9 @@ from mooncake_edu.traces.trace import (
 MOST_LINE = 1 << 26
 """Bytes of a row of a log: a prompt of several million tokens."""
 
+FINEST = 1e-6
+"""Seconds to which times are written: a finer tick cuts nothing."""
+
 LEAKS = (
     "What still shows: when requests came, how long prompts and answers were, and which prompts begin alike. Coarser "
     "times (--tick) and times from zero (--rebase) say less of when."
@@ -128,7 +131,7 @@ def _salt(value: dict[str, Any], log: Path, number: int) -> str:
 
 
 def _cut(time: float, tick: float) -> float:
-    return float(np.floor(time / tick) * tick) if tick else time
+    return float(np.floor(time / tick) * tick) if tick > FINEST else time
 
 
 def utf8(text: str) -> Sequence[int]:

@@ -91,6 +91,7 @@ def test_times_are_kept_rebased_and_cut_as_asked(tmp_path: Path) -> None:
     file = log(tmp_path / "log", *[row | {"timestamp": time} for time in (10_500, 12_900, 14_000)])
     assert cleaned(file).arrival.tolist() == [10.5, 12.9, 14.0]
     assert cleaned(file, rebase=True).arrival.tolist() == pytest.approx([0, 2.4, 3.5])
+    assert cleaned(file, tick=1e-320).arrival.tolist() == [10.5, 12.9, 14.0]
     assert cleaned(file, tick=3).arrival.tolist() == [9, 12, 12]
     assert cleaned(file, rebase=True, tick=3).arrival.tolist() == [0, 0, 3]
 
