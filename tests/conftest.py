@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,7 +49,12 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 
 
 def pytest_sessionstart() -> None:
-    """Refuse in one line to test a reader's own layers that are not there."""
+    """Refuse in one line to test a reader's own layers that are not there; let tests press Ctrl-C.
+
+    A shell starts what it runs in the background with Ctrl-C ignored, and whatever tests start would inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         layers.replaced()
     except layers.LayerError as error:
