@@ -45,10 +45,6 @@ class Query:
     priority: int = 0
     block_size: int = 512
 
-    def key_at(self, tokens: int) -> Hashable:
-        """The key of the block that ends a prefix of so many tokens, which stands for all of the prefix."""
-        return self.keys[-(-tokens // self.block_size) - 1]
-
 
 @dataclass(slots=True)
 class Pool:
@@ -57,7 +53,7 @@ class Pool:
     An instance of several `stages` computes a prompt so many times as fast. `queue` is the work waiting and in
     progress, in seconds; `cached` how many tokens of the request's prompt the instance can give, none if it is down;
     `requests` those placed there and not ended, with `context` tokens; `usable` is false for an instance that is
-    down, draining or full; `sending` is what it has to send to others, in seconds of its network, where that is known.
+    down, draining or full; `sending` is what it has to send to others, in seconds of its network (none if not given).
     """
 
     number: Sequence[int]
@@ -68,6 +64,10 @@ class Pool:
     context: Sequence[int]
     usable: Sequence[bool]
     sending: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if not self.sending:
+            self.sending = [0.0] * len(self.number)
 
     def choices(self) -> list[int]:
         """The places of the usable instances; raises PlacementError if there is none."""
@@ -159,11 +159,10 @@ class Table:
         pool, longest = self.pool, self._longest
         if self._source is None:
             holders = [place for place, cached in enumerate(pool.cached) if cached == longest]
-            low = min(pool.sending[place] for place in holders) if pool.sending else 0.0
-            idle = [place for place in holders if not pool.sending or pool.sending[place] == low]
+            low = min(pool.sending[place] for place in holders)
+            idle = [place for place in holders if pool.sending[place] == low]
             self._source = idle[0] if len(idle) == 1 else self._random.choice(idle)
-        behind = pool.sending[self._source] if pool.sending else 0.0
-        transfer = behind + self._costs.fetch(longest - own)
+        transfer = pool.sending[self._source] + self._costs.fetch(longest - own)
         return Reuse(longest, self._costs.prefill(self._query.prompt, longest), transfer, self._source, longest - own)
 
 
@@ -343,7 +342,7 @@ def _with(pool: Pool, pending: Iterable[Pending], age: float) -> Pool:
         if each.decode in places:
             requests[places[each.decode]] += 1
             context[places[each.decode]] += each.tokens
-        if sending and each.source in places:
+        if each.source in places:
             sending[places[each.source]] += each.sending
     return replace(pool, queue=queue, sending=sending, requests=requests, context=context)
 
@@ -511,30 +510,33 @@ class Copy(NamedTuple):
 class Spread:
     """Has hot prefixes copied ahead of demand, where sending them is what their holders are busy with.
 
-    A prefix's demand is the seconds of sending that it caused, of which half is forgotten every `window` seconds. Where
-    it takes more than the share `most` of the time of each of its holders, the instance with the shortest queue among
-    those without it gets a copy, one at a time; `keep` prefixes are remembered, those asked for last.
+    A prefix is known by its first block that a chosen instance lacked. Its demand is the seconds that sending what was
+    lacking takes, whether it was fetched or the network was too busy for it; half of it is forgotten every `window`
+    seconds. Where it takes more than the share `most` of the time of each holder, the instance with the shortest queue
+    among those without it gets a copy, one at a time; `keep` prefixes are remembered, those asked for last.
     """
 
-    def __init__(self, window: float = 60.0, most: float = 0.1, keep: int = 10_000) -> None:
+    def __init__(self, window: float = 60.0, most: float = 0.01, keep: int = 10_000) -> None:
         self.window, self.most, self.keep = window, most, keep
         self._demand: dict[Hashable, tuple[float, float, float]] = {}  # since when, seconds, when to copy again
 
-    def copy(self, query: Query, pool: Pool, placement: Placement, sending: float) -> Copy | None:
-        """Count a placement whose source sends for so many seconds; returns a copy to be made, if any."""
-        if placement.source is None:
+    def copy(self, query: Query, pool: Pool, placement: Placement, costs: Costs) -> Copy | None:
+        """Count a placement; returns a copy to be made now, if any."""
+        longest, chosen, now = max(pool.cached), list(pool.number).index(placement.prefill), query.arrival
+        lacking = longest - pool.cached[chosen]
+        if not lacking:
             return None
-        now, key = query.arrival, query.key_at(placement.cached)
+        key, seconds = query.keys[pool.cached[chosen] // query.block_size], costs.fetch(lacking)
         since, demand, due = self._demand.pop(key, (now, 0.0, now))
-        demand = demand * 2.0 ** ((since - now) / self.window) + sending
-        holders = sum(cached >= placement.cached for cached in pool.cached)
-        wanting = [place for place in pool.choices() if pool.cached[place] < placement.cached]
-        wanting = [place for place in wanting if pool.number[place] != placement.prefill]
+        demand = demand * 2.0 ** ((since - now) / self.window) + seconds
+        holders = [place for place, cached in enumerate(pool.cached) if cached == longest]
+        wanting = [each for each in pool.choices() if pool.cached[each] < longest and each != chosen]
         found = None
-        if now >= due and wanting and demand > self.most * self.window * holders:
-            place = min(wanting, key=lambda each: (pool.queue[each], each))
-            due = now + placement.transfer + sending
-            found = Copy(placement.source, pool.number[place], placement.cached)
+        if now >= due and wanting and demand > self.most * self.window * len(holders):
+            target = min(wanting, key=lambda place: (pool.queue[place], place))
+            source = min(holders, key=lambda place: (pool.sending[place], place))
+            due = now + pool.sending[source] + seconds
+            found = Copy(pool.number[source], pool.number[target], longest)
         self._demand[key] = now, demand, due
         if len(self._demand) > self.keep:
             del self._demand[next(iter(self._demand))]
@@ -572,6 +574,6 @@ class Conductor:
 
     def copy(self, query: Query, view: ClusterView, placement: Placement) -> Copy | None:
         """A copy of a hot prefix to be made ahead of demand, now that a request was placed so."""
-        if self.spread is None or placement.source is None:
+        if self.spread is None:
             return None
-        return self.spread.copy(query, view.prefill, placement, self.policy.costs.fetch(placement.fetched))
+        return self.spread.copy(query, view.prefill, placement, self.policy.costs)
