@@ -8,13 +8,15 @@
     result.table.percentile("ttft", 90), result.met.mean(), result.goodput, result.hits, result.moved, result.busy
 
 `result.table` is the `RequestTable` that an event log gives too, in the trace's order; give `simulate` an `EventLog` as
-`log` to have every span and step. The configuration says all else: [[instances]], [engine] (places, pages, and as
-`token_budget` the chunk of a prefill instance or the step of a coupled one), [tiers], [policies], [slo], [simulation].
+`log` to have every span and step, and an `explain.Journal` as `journal` to have every decision. The configuration says
+all else: [[instances]], [engine] (places, pages, and as `token_budget` the chunk of a prefill instance or the step of a
+coupled one), [tiers], [policies], [slo], [simulation].
 
-When a block counts as cached: at the end of the prefill that computed it, all its layers stored. What a request reuses
-is looked up when its prefill begins. Its KVCache moves to the decode instance while it is prefilled, and it joins the
-batch at the end of the step in which the last layer came. Ties: see `agenda.Rank`; requests that arrive at one time are
-taken in the order of their rows.
+When a block counts as cached: at the end of the prefill that computed it, all its layers stored. What a request is to
+fetch from another instance begins to move when it is placed, and its prefill waits for it. What it reuses is looked up
+when its prefill begins. Its KVCache moves to the decode instance while it is prefilled, and it joins the batch at the
+end of the step in which the last layer came. Ties: see `agenda.Rank`; requests that arrive at one time are taken in the
+order of their rows.
 """
 
 from typing import TYPE_CHECKING, Any
