@@ -168,7 +168,9 @@ def _remarks(found: dict[Where, Means], settings: Settings) -> list[str]:
         "Slices are consecutive parts of the trace, each served by a cluster whose caches are empty at first; what "
         "each instance's DRAM holds is named, 1 TB being about 3 million tokens.",
         "The paper names neither the speed of its replay nor the cache's size for figure 8, and its trace was replaced "
-        "after the paper.",
+        "after the paper. Where random and load balancing are as slow as the paper's, they are saturated, and their "
+        "mean TTFT grows with the length of the replay; the policies that reuse more are not, so that theirs rests on "
+        "how much of the trace can be reused, and how soon queues form.",
         *told,
     ]
 
