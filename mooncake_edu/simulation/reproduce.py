@@ -24,8 +24,9 @@ def reproduce(
     from mooncake_edu.simulation.experiments import EXPERIMENTS, find, settings_of
 
     if not name:
+        width = max(map(len, EXPERIMENTS)) + 2
         for each, entry in EXPERIMENTS.items():
-            print(f"{each:10}{entry.help}")
+            print(f"{each:{width}}{entry.help}")
         return
     require_writable(json_)
     require_writable(html, "--html")
