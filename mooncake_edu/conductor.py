@@ -513,12 +513,13 @@ class Spread:
     A prefix is known by its first block that a chosen instance lacked. Its demand is the seconds that sending what was
     lacking takes, whether it was fetched or the network was too busy for it; half of it is forgotten every `window`
     seconds. Where it takes more than the share `most` of the time of each holder, the instance with the shortest queue
-    among those without it gets a copy, one at a time; `keep` prefixes are remembered, those asked for last.
+    among those without it gets a copy, one at a time, of as much as all who lacked it had in common, from the second
+    time on. `keep` prefixes are remembered, those asked for last.
     """
 
-    def __init__(self, window: float = 60.0, most: float = 0.01, keep: int = 10_000) -> None:
+    def __init__(self, window: float = 60.0, most: float = 0.005, keep: int = 10_000) -> None:
         self.window, self.most, self.keep = window, most, keep
-        self._demand: dict[Hashable, tuple[float, float, float]] = {}  # since when, seconds, when to copy again
+        self._demand: dict[Hashable, tuple[float, float, float, int]] = {}  # since when, seconds, next copy, tokens
 
     def copy(self, query: Query, pool: Pool, placement: Placement, costs: Costs) -> Copy | None:
         """Count a placement; returns a copy to be made now, if any."""
@@ -527,17 +528,18 @@ class Spread:
         if not lacking:
             return None
         key, seconds = query.keys[pool.cached[chosen] // query.block_size], costs.fetch(lacking)
-        since, demand, due = self._demand.pop(key, (now, 0.0, now))
-        demand = demand * 2.0 ** ((since - now) / self.window) + seconds
-        holders = [place for place, cached in enumerate(pool.cached) if cached == longest]
-        wanting = [each for each in pool.choices() if pool.cached[each] < longest and each != chosen]
+        again = key in self._demand
+        since, demand, due, shared = self._demand.pop(key, (now, 0.0, now, longest))
+        demand, shared = demand * 2.0 ** ((since - now) / self.window) + seconds, min(shared, longest)
+        holders = [place for place, cached in enumerate(pool.cached) if cached >= shared]
+        wanting = [each for each in pool.choices() if pool.cached[each] < shared and each != chosen]
         found = None
-        if now >= due and wanting and demand > self.most * self.window * len(holders):
+        if again and now >= due and wanting and demand > self.most * self.window * len(holders):
             target = min(wanting, key=lambda place: (pool.queue[place], place))
             source = min(holders, key=lambda place: (pool.sending[place], place))
             due = now + pool.sending[source] + seconds
-            found = Copy(pool.number[source], pool.number[target], longest)
-        self._demand[key] = now, demand, due
+            found = Copy(pool.number[source], pool.number[target], shared)
+        self._demand[key] = now, demand, due, shared
         if len(self._demand) > self.keep:
             del self._demand[next(iter(self._demand))]
         return found

@@ -67,14 +67,22 @@ def test_where_everybody_has_it_nothing_is_copied() -> None:
 
 def test_a_wish_counts_even_if_the_network_was_too_busy_to_fetch() -> None:
     local = PLACED._replace(source=None, fetched=0, transfer=0.0, cached=0)
-    assert Spread(60.0, 0.0).copy(QUERY, pool([4096, 0, 0]), local, COSTS) == Copy(0, 2, 4096)
+    spread = Spread(60.0, 0.0)
+    assert spread.copy(QUERY, pool([4096, 0, 0]), local, COSTS) is None  # one request is no demand
+    assert spread.copy(QUERY, pool([4096, 0, 0]), local, COSTS) == Copy(0, 2, 4096)
+
+
+def test_what_is_copied_is_what_all_had_in_common() -> None:
+    spread = Spread(60.0, 0.0)
+    spread.copy(QUERY, pool([2048, 0, 0]), PLACED, COSTS)
+    assert spread.copy(QUERY, pool([8192, 0, 0]), PLACED, COSTS) == Copy(0, 2, 2048)
 
 
 def test_the_next_copy_waits_until_the_last_can_be_there() -> None:
     spread, busy = Spread(60.0, 0.0), pool([4096, 0, 0], sending=[4.0, 0.0, 0.0])
     queries = [replace(QUERY, arrival=float(number)) for number in range(17)]
     copies = [spread.copy(query, busy, PLACED, COSTS) for query in queries]
-    assert [number for number, copy in enumerate(copies) if copy] == [0, 8, 16]  # 4 s behind others, 4 s of its own
+    assert [number for number, copy in enumerate(copies) if copy] == [1, 9]  # 4 s behind others, 4 s of its own
 
 
 rows = st.lists(
@@ -88,7 +96,9 @@ def test_a_copy_goes_from_the_idlest_holder_to_the_shortest_queue_of_those_usabl
 ) -> None:
     cached, queue, usable, sending = (list(column) for column in zip(*drawn, strict=True))
     cached[0], cached[1], usable[1] = 4096, 0, True
-    copy = Spread(60.0, 0.0).copy(QUERY, pool(cached, queue, usable, sending), PLACED, COSTS)
+    spread, now = Spread(60.0, 0.0), pool(cached, queue, usable, sending)
+    spread.copy(QUERY, now, PLACED, COSTS)
+    copy = spread.copy(QUERY, now, PLACED, COSTS)
     fit = [place for place, have in enumerate(cached) if usable[place] and have < 4096 and place != 1]
     assert (copy is None) == (not fit)
     if copy is not None:
