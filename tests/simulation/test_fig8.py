@@ -105,7 +105,7 @@ def test_variants_differ_in_what_they_name_only() -> None:
         assert [group.count for group in made.instances] == [variant.prefill, variant.decode]
         assert made.tiers == base.tiers and made.hardware == base.hardware
     slow = settings_of("fast13").variants[0].config(base)
-    assert slow.hardware is not None and slow.hardware.network == 10e9 / 8
+    assert slow.hardware is not None and slow.hardware.network == 50e9 / 8
 
 
 def test_a_policy_that_does_not_exist_is_refused_by_its_name(tmp_path: Path, file: str) -> None:
