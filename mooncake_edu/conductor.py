@@ -466,6 +466,11 @@ class Index:
             lengths.update(dict.fromkeys(_bits(holding), reached))
         return lengths
 
+    def cached(self, query: Query, numbers: Iterable[int]) -> list[int]:
+        """How many tokens of a request's prompt each of these instances has, from the first on."""
+        blocks = self.lengths(query.keys)
+        return [min(blocks.get(number, 0) * query.block_size, query.prompt) for number in numbers]
+
     def _drain(self, number: int, stream: _Stream) -> None:
         while (change := stream.early.pop(stream.taken + 1, None)) is not None:
             stream.taken += 1

@@ -6,7 +6,6 @@ file, the key, the value and what is allowed.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -26,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mooncake_edu.errors import ConfigError
+from mooncake_edu.errors import ConfigError, near, short
 from mooncake_edu.quantities import MAX_BYTES, Quantity, Reader, Slo, SloReader
 
 SIZES = ("tiny", "cpu", "gpu", "cluster")
@@ -253,6 +252,11 @@ class Config(Section):
         file = resources.files("mooncake_edu") / "configs" / f"{name}.toml"
         return cls.from_toml(file.read_text(encoding="utf-8"), f"{name}.toml")
 
+    @classmethod
+    def named(cls, name: str) -> Config:
+        """The configuration of a size, or else of the file of that name; raises ConfigError for what is neither."""
+        return cls.size(name) if name in SIZES else cls.load(name)
+
 
 def refusal(section: type[BaseModel], error: ErrorDetails) -> str:
     """One line on why a key of `section` was refused: the key, the value, and what is allowed."""
@@ -266,9 +270,7 @@ def refusal(section: type[BaseModel], error: ErrorDetails) -> str:
         field = section.model_fields.get(step)
     if error["type"] == "extra_forbidden":
         key = str(error["loc"][-1])
-        near = difflib.get_close_matches(key, section.model_fields, n=1)
-        known = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(section.model_fields)}"
-        return f"{place} is no known key: {known}"
+        return f"{place} is no known key: {near(key, section.model_fields)}"
     if error["type"] == "missing":
         return f"{place} is missing: give {allowed(field)}"
     if error["type"] == "value_error" and (field is None or _table(field)):
@@ -324,5 +326,4 @@ def _table(field: FieldInfo | None) -> type[BaseModel] | None:
 
 
 def _show(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return str(value).lower() if isinstance(value, bool) else short(value)

@@ -1,5 +1,22 @@
 """The errors that a user can mend: each is one line that names the thing, the value and the remedy."""
 
+from collections.abc import Iterable
+
+
+def near(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """The remedy for a name that is not known: the one that was meant, if one is alike, else all, or another remedy."""
+    import difflib  # not where the command line starts
+
+    known = list(known)
+    alike = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {alike[0]!r}?" if alike else otherwise or f"use one of {', '.join(known)}"
+
+
+def short(value: object) -> str:
+    """A value as an error shows it: no longer than half a line."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
 
 class UserError(Exception):
     """Something the user asked for cannot be done; the command line prints it as one line and exits with 2."""

@@ -100,9 +100,8 @@ def measure(engine: Engine, rounds: int, progress: Progress) -> Calibration:
     decodes = [Decode(batch, batch * (context + DECODE_STEPS // 2), each)
                for (batch, context), each in zip(loads, seconds[len(prefills) :], strict=True)]  # fmt: skip
     model = engine.model
-    token_bytes = 2 * model.config.layers * model.config.kv_heads * model.config.head_dim * model.decoder.dtype.itemsize
     costs = fit(f"{model.name} on {cpu_name()}", prefills[: len(fitted)], decodes[: len(FITTED_DECODES)],
-                token_bytes=token_bytes, copy_rate=copy_rate(model.decoder.device))  # fmt: skip
+                token_bytes=model.token_bytes, copy_rate=copy_rate(model.decoder.device))  # fmt: skip
     return Calibration(costs, prefills[len(fitted) :], decodes[len(FITTED_DECODES) :])
 
 

@@ -46,8 +46,7 @@ class Cluster:
 
     def place(self, query: Query) -> Placement:
         """Look who holds how much of the prompt, and choose."""
-        blocks, size = self.index.lengths(query.keys), query.block_size
-        cached = [min(blocks.get(number, 0) * size, query.prompt) for number in range(self.half)]
+        cached = self.index.cached(query, range(self.half))
         prefill = Pool(range(self.half), self._ones, self.queue, cached, self._zeros, self._zeros, self._yes,
                        self.sending)  # fmt: skip
         decode = Pool(range(self.half, 2 * self.half), self._ones, self._zeros, self._zeros, self.requests,

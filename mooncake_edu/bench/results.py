@@ -14,6 +14,7 @@ from mooncake_edu.errors import UserError
 from mooncake_edu.events import write_whole
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 
@@ -89,17 +90,13 @@ class Report(BaseModel):
         for row in self.rows:
             share = row.share()
             figures = [_compared(row, peer) for peer in peers]
-            limit = ["", ""] if row.limit is None or share is None else [_figure(row.limit), f"{share:.0%}"]
-            table.add_row(row.what, row.unit, _figure(row.ours), *figures, *limit)
+            limit = ["", ""] if row.limit is None or share is None else [figure(row.limit), f"{share:.0%}"]
+            table.add_row(row.what, row.unit, figure(row.ours), *figures, *limit)
         return table
 
     def show(self) -> None:
         """Print the table and the remarks, in a width of its own where there is no terminal."""
-        from rich.console import Console
-
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=PAGE)
+        console = page()
         console.print(self.table())
         for remark in self.remarks():
             console.print(remark, highlight=False)
@@ -157,8 +154,19 @@ def _compared(row: Row, peer: str) -> str:
         return "-"
     advantage = row.advantage(peer)
     colour = "green" if advantage >= 1 else "red"
-    return f"{_figure(row.peers[peer])} [{colour}]({advantage:.2f} x)[/{colour}]"
+    return f"{figure(row.peers[peer])} [{colour}]({advantage:.2f} x)[/{colour}]"
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+def page() -> Console:
+    """Where tables are printed: on the terminal, or in a width of its own where there is none."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=PAGE)
+
+
+def figure(value: float | None) -> str:
+    """A number in a table, to three digits or as a whole one; a dash where there is none."""
+    if value is None or value != value:
+        return "-"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"

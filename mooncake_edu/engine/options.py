@@ -82,7 +82,7 @@ def with_options(**defaults: object) -> Callable[[Callable[..., None]], Callable
 
 def open_engine(config: str | None, model: dict[str, Any], engine: dict[str, Any]) -> Engine:
     """An engine as the configuration says, changed by what of `model` and `engine` is not None."""
-    base = Config.size("cpu") if config is None else Config.size(config) if config in SIZES else Config.load(config)
+    base = Config.named("cpu" if config is None else config)
     if engine.get("memory") is not None:
         engine = {**engine, "memory": plain_number(engine["memory"])}
     engine = {key: value for key, value in engine.items() if value is not None}
@@ -97,9 +97,7 @@ def open_engine(config: str | None, model: dict[str, Any], engine: dict[str, Any
 
 def require_room(model: Model, config: EngineConfig) -> None:
     """Raises ConfigError if the KVCache takes more memory than is free; a promise of memory is not memory."""
-    shape = model.config
-    token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.decoder.dtype.itemsize
-    needed = config.count_blocks(token_bytes) * config.block_size * token_bytes
+    needed = config.count_blocks(model.token_bytes) * config.block_size * model.token_bytes
     free = psutil.virtual_memory().available if model.decoder.device.type == "cpu" else needed
     if needed > free:
         raise ConfigError(f"engine.memory: a KVCache of {needed} bytes is more than the {free} free: give less")

@@ -38,6 +38,17 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     return value
 
 
+CACHE_VARIABLE = "MOONCAKE_EDU_CACHE"
+"""The environment variable that moves the cache."""
+
+
+def cache_folder() -> Path:
+    """The user's cache, of models, traces and kernels; raises ModelError if the variable names no user's home."""
+    from platformdirs import user_cache_path
+
+    return user_folder(CACHE_VARIABLE, user_cache_path)
+
+
 def user_folder(variable: str, default: Callable[[str], Path]) -> Path:
     """The folder that an environment variable names, else the project's own in the user's `default` place.
 
@@ -94,7 +105,7 @@ def require_space(folder: Path, needed: int) -> None:
     if free < needed:
         need, have = f"{needed / 1e6:,.0f} MB", f"{free / 1e6:,.0f} MB"
         raise ModelError(f"{need} are needed in {folder.parent.parent}, {have} are free: free space, or set "
-                         "MOONCAKE_EDU_CACHE to a folder on another disk")  # fmt: skip
+                         f"{CACHE_VARIABLE} to a folder on another disk")  # fmt: skip
 
 
 def size_of(folder: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import json
@@ -13,14 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncake_edu.errors import ModelError
+from mooncake_edu.errors import ModelError, near
 from mooncake_edu.model.config import LLAMA_70B, TINY, ModelConfig
 from mooncake_edu.model.downloads import Unavailable, kept_folder
-from mooncake_edu.model.folders import read_json, sweep, user_folder, whole_folder
+from mooncake_edu.model.folders import CACHE_VARIABLE, cache_folder, read_json, sweep, whole_folder
 from mooncake_edu.model.sources import SMOLLM2_PACKAGE, Package, Progress, from_hub, from_package
-
-CACHE_VARIABLE = "MOONCAKE_EDU_CACHE"
-"""The environment variable that moves the cache."""
 
 LOCK_TIMEOUT = 3600.0
 """Seconds to wait for another process that fetches the same model."""
@@ -80,13 +76,8 @@ def find(name: str) -> Entry:
             return entry
     if REPOSITORY.fullmatch(name) and ".." not in name:
         return Entry(name, "see its page", "from the Hugging Face hub", repo=name)
-    near = difflib.get_close_matches(name.lower(), CATALOGUE, n=1)
-    hint = (
-        f"did you mean {near[0]!r}?"
-        if near
-        else "see `mooncake-edu models list`, or name a repository as organisation/model"
-    )
-    raise ModelError(f"model {name!r} is unknown: {hint}")
+    listed = "see `mooncake-edu models list`, or name a repository as organisation/model"
+    raise ModelError(f"model {name!r} is unknown: {near(name.lower(), CATALOGUE, listed)}")
 
 
 def models_folder() -> Path:
@@ -94,9 +85,7 @@ def models_folder() -> Path:
 
     Raises ModelError if the variable begins with the home of a user who is not there.
     """
-    from platformdirs import user_cache_path
-
-    return user_folder(CACHE_VARIABLE, user_cache_path) / "models"
+    return cache_folder() / "models"
 
 
 def folder_of(entry: Entry) -> Path:

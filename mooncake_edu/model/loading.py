@@ -29,6 +29,12 @@ class Model:
     name: str
     revision: str
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's KVCache in all layers."""
+        shape = self.config
+        return 2 * shape.layers * shape.kv_heads * shape.head_dim * self.decoder.dtype.itemsize
+
 
 def load(name: str | Path, *, dtype: str | torch.dtype = "float32", device: str = "cpu", seed: int = 0) -> Model:
     """The model of a folder, or of a name that is in the user's cache or has random weights (then made from `seed`).

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mooncake_edu.errors import UserError
-from mooncake_edu.model import hub
+from mooncake_edu.model.folders import cache_folder
 from mooncake_edu.model.race import Race
 
 SOURCES = (Path(__file__).with_name("kernels.c"), Path(__file__).with_name("matrix_unit.c"))
@@ -183,7 +183,7 @@ def _compiled(head_dim: int) -> Path:
     sizes = (f"-DHEAD_DIM={head_dim}", f"-DSTRIPE={STRIPE}", f"-DMOST_ROWS={MOST_ROWS}")
     command = [compiler, *FLAGS, *sizes, *map(str, SOURCES), "-Wl,--as-needed", *_openmp(), "-lm"]
     name = _digest(*(source.read_bytes() for source in SOURCES), *command, _processor())
-    folder = hub.models_folder().parent / "kernels"
+    folder = cache_folder() / "kernels"
     for library in folder.glob(f"{name}-*.so"):
         if library.name == f"{name}-{_digest(library.read_bytes())}.so":  # one cut short would end the process
             return library

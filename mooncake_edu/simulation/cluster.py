@@ -24,7 +24,7 @@ from mooncake_edu.simulation.parts import conductor_of, costs_of, named, numbere
 from mooncake_edu.simulation.prefill import Flow, PrefillInstance, by_layer, in_turn
 from mooncake_edu.simulation.record import Recorder
 from mooncake_edu.simulation.reference import StepBatch, layer_after_layer
-from mooncake_edu.simulation.result import Ledger, Result, Slos
+from mooncake_edu.simulation.result import Columns, Result, Slos
 from mooncake_edu.simulation.sight import Side, Sight
 from mooncake_edu.traces.trace import Trace
 
@@ -41,10 +41,10 @@ class Cluster:
     """Instances, network, and what the Conductor sees; numbers of instances follow the order of the configuration."""
 
     def __init__(
-        self, config: Config, block_size: int, ledger: Ledger, log: EventLog | None = None, reference: bool = False,
+        self, config: Config, block_size: int, columns: Columns, log: EventLog | None = None, reference: bool = False,
         journal: Journal | None = None, watch: Watch | None = None,
     ) -> None:  # fmt: skip
-        self.config, self.costs, self.ledger = config, costs_of(config), ledger
+        self.config, self.costs, self.columns = config, costs_of(config), columns
         self.agenda = Agenda()
         self.recorder = Recorder(log, block_size)
         self.moved_bytes: dict[str, float] = {}
@@ -56,7 +56,7 @@ class Cluster:
         stages = {number: group.pipeline_parallel for number, group in roles}
         side = Side(fill, [stages[number] for number in fill])
         other = side if coupled else Side(decode, [1] * len(decode))
-        self.sight = Sight(side, other, block_size, config.simulation.view_age)
+        self.sight = Sight(side, other, config.simulation.view_age)
         rate = self.costs.network_rate()
         self._network = Network(self.agenda, {number: rate * nodes for number, nodes in stages.items()})
         self.fetches = Fetches(self._network, self.costs, self.sight, block_size)
@@ -110,7 +110,7 @@ class Cluster:
     def arrive(self, job: Job) -> None:
         """A request comes: it is placed and admitted, or refused."""
         now = self.agenda.now = job.arrival
-        self.ledger.arrived(job)
+        self.columns.arrived(job)
         query = self._query(job)
         view = self.sight.look(now, query)
         placement = self._conductor.place(query, view)
@@ -119,9 +119,9 @@ class Cluster:
         refusal = self._refusal(job, placement)
         if refusal is not None:
             self.recorder.refused(job, refusal, now)
-            self.ledger.refused(job, now)
+            self.columns.refused(job, now)
             return
-        self.ledger.placed(job)
+        self.columns.placed(job)
         self._conductor.commit(job.number, query, placement, reserve=not self._late)
         self.sight.report(now, self.sight.queued, job.prefill, job.estimate)
         if not self._late:
@@ -188,7 +188,7 @@ class Cluster:
         if self._late:
             name, query = ("decode", job.number), self._query(job)
             job.decode = self._conductor.hand_over(name, query, self.sight.look(now, query), now)
-            self.ledger.placed(job)
+            self.columns.placed(job)
             self.sight.report(now, self.sight.placed, job.decode, job.prompt)
             self.sight.report(now, self._conductor.confirm, name)
         size = job.prompt * self.costs.token_bytes
@@ -220,7 +220,7 @@ class Cluster:
         """A request has all its tokens."""
         self.recorder.finished(job, job.decode, now)
         self.sight.report(now, self.sight.placed, job.decode, -job.prompt)
-        self.ledger.ended(job, now)
+        self.columns.ended(job, now)
 
     def busy(self, duration: float) -> dict[str, dict[int, float]]:
         """Each instance's share of that time, by role."""
@@ -246,11 +246,11 @@ def simulate(
     check(config, trace)
     ranks = np.arange(len(trace)) if order is None else np.asarray(order)
     rows = np.lexsort((ranks, trace.arrival))
-    ledger = Ledger(len(trace))
-    cluster = Cluster(config, trace.block_size, ledger, None if reference else log, reference, journal, watch)
+    columns = Columns(len(trace))
+    cluster = Cluster(config, trace.block_size, columns, None if reference else log, reference, journal, watch)
     flat, offsets = trace.ids.tolist(), trace.offsets.tolist()
-    columns = (trace.arrival[rows].tolist(), trace.input_length[rows].tolist(), trace.output_length[rows].tolist())
-    for number, (row, arrival, prompt, output) in enumerate(zip(rows.tolist(), *columns, strict=True)):
+    requests = (trace.arrival[rows].tolist(), trace.input_length[rows].tolist(), trace.output_length[rows].tolist())
+    for number, (row, arrival, prompt, output) in enumerate(zip(rows.tolist(), *requests, strict=True)):
         if number % _TOLD == 0:
             progress(number, len(trace))
         job = Job(number, row, arrival, prompt, output, flat[offsets[row] : offsets[row + 1]])
@@ -258,7 +258,7 @@ def simulate(
         cluster.arrive(job)
     cluster.agenda.run()
     progress(len(trace), len(trace))
-    return _result(cluster, ledger, trace, name or config.policies.placement)
+    return _result(cluster, columns, trace, name or config.policies.placement)
 
 
 def check(config: Config, trace: Trace) -> None:
@@ -295,17 +295,17 @@ def unloaded(config: Config, trace: Trace) -> tuple[Reals, Reals]:
     return ttft, np.array([costs.decode_step(1, prompt + output) for prompt, output in sizes])
 
 
-def _result(cluster: Cluster, ledger: Ledger, trace: Trace, name: str) -> Result:
+def _result(cluster: Cluster, columns: Columns, trace: Trace, name: str) -> Result:
     slo, slos = cluster.config.slo, Slos(cluster.config.slo.ttft.value, cluster.config.slo.tbt.value)
     if slo.ttft.multiple or slo.tbt.multiple:
         ttft, tbt = unloaded(cluster.config, trace)
         pairs = ((slo.ttft, ttft), (slo.tbt, tbt))
         slos = Slos(*(each.value * (alone if each.multiple else 1.0) for each, alone in pairs))
-    table = ledger.table(len(trace))
+    table = columns.table(len(trace))
     ends = (table.arrival + table.e2e)[~np.isnan(table.e2e)]
     duration = float(ends.max() - table.arrival.min()) if len(ends) else 0.0
-    reals, ints = ledger.reals, ledger.ints
+    reals, ints = columns.reals, columns.ints
     return Result(
-        name, table, slos, reals["started"], ints["prefill"], ints["decode"], ledger.hits,
+        name, table, slos, reals["started"], ints["prefill"], ints["decode"], columns.hits,
         dict(sorted(cluster.moved_bytes.items())), cluster.busy(duration), duration, cluster.fetches.sent,
     )  # fmt: skip

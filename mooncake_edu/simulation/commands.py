@@ -64,9 +64,9 @@ def simulate(
 
 def configurations(given: str, compare: Sequence[str]) -> dict[str, Config]:
     """The configurations to run by their names; raises ConfigError for one that cannot be read."""
-    from mooncake_edu.config import SIZES, Config
+    from mooncake_edu.config import Config
 
-    base = Config.size(given) if given in SIZES else Config.load(given)
+    base = Config.named(given)
     if not compare:
         return {base.policies.placement: base}
     found = {}
@@ -84,13 +84,14 @@ def show(results: Sequence[Result]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from mooncake_edu.bench.results import figure
     from mooncake_edu.pictures.simulation import summary
 
     table = Table(header_style="bold", box=None)
     for number, name in enumerate(["", *(result.name for result in results)]):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for line in summary(results):
-        table.add_row(*(cell if isinstance(cell, str) else _figure(cell) for cell in line))
+        table.add_row(*(cell if isinstance(cell, str) else figure(cell) for cell in line))
     Console().print(table)
 
 
@@ -113,9 +114,3 @@ def write(
     for path in (html, perfetto, events):
         if path is not None:
             print(f"written to {path}")
-
-
-def _figure(value: float) -> str:
-    if value != value:
-        return "-"
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"

@@ -41,10 +41,9 @@ def explain(
 
 def show(told: Explanation, mean: dict[str, float]) -> None:
     """Print the candidates and the choices; `mean` are the policies' mean regrets before."""
-    from rich.console import Console
     from rich.table import Table
 
-    from mooncake_edu.bench.results import PAGE
+    from mooncake_edu.bench.results import page
 
     seen, choices = Table(header_style="bold", box=None), Table(header_style="bold", box=None)
     for column in ("instance", "cached", "fetched", "from", "queue (s)", "transfer (s)", "prefill (s)", "TTFT (s)",
@@ -61,9 +60,7 @@ def show(told: Explanation, mean: dict[str, float]) -> None:
     for name, choice in told.choices.items():
         values = (choice.ttft, choice.regret, mean[name])
         choices.add_row(name, str(choice.instance), *(f"{value:.3f}" for value in values))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PAGE)
+    console = page()
     console.print(f"A prompt of {told.query.prompt:,} tokens at {told.query.arrival:.3f} s. Alone: without fetching.")
     console.print(seen)
     console.print(choices)

@@ -42,19 +42,16 @@ def reproduce(
 
 def show(name: str, outcome: Outcome) -> None:
     """Print the rows as a table, and the remarks below it, in a width of its own where there is no terminal."""
-    from rich.console import Console
     from rich.table import Table
 
-    from mooncake_edu.bench.results import PAGE
+    from mooncake_edu.bench.results import page
 
     table = Table(title=f"reproduce {name}", header_style="bold", box=None)
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in COLUMNS[:2] else "right", overflow="fold")
     for row in outcome.rows:
         table.add_row(*_cells(row))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PAGE)
+    console = page()
     console.print(table)
     for remark in outcome.remarks:
         console.print(remark, highlight=False, markup=False)
@@ -83,11 +80,7 @@ COLUMNS = ("what", "unit", "ours", "from", "to", "paper", "ours / paper")
 
 
 def _cells(row: Row) -> list[str]:
+    from mooncake_edu.bench.results import figure
+
     ratio = f"{row.ours / row.paper:.2f}" if row.paper else "-"
-    return [row.what, row.unit, *map(_figure, (row.ours, row.low, row.high, row.paper)), ratio]
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return [row.what, row.unit, *map(figure, (row.ours, row.low, row.high, row.paper)), ratio]

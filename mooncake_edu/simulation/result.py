@@ -61,7 +61,7 @@ class Result:
         return float(np.mean([*self.busy[role].values()]))
 
 
-class Ledger:
+class Columns:
     """The columns of a run, filled as requests end."""
 
     def __init__(self, count: int) -> None:

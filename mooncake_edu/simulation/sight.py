@@ -33,9 +33,8 @@ class Side:
 class Sight:
     """Reports in the order they were made, each taken in when it is `age` seconds old."""
 
-    def __init__(self, prefill: Side, decode: Side, block_size: int, age: float) -> None:
+    def __init__(self, prefill: Side, decode: Side, age: float) -> None:
         self.prefill, self.decode = prefill, decode
-        self._block_size = block_size
         self._age = age
         self._reports: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = deque()
         self._index = Index()
@@ -89,14 +88,7 @@ class Sight:
             _, what, values = self._reports.popleft()
             what(*values)
         seen = now - self._age
-        prefill = self.prefill.pool(seen, self._prefixes(query))
+        prefill = self.prefill.pool(seen, self._index.cached(query, self.prefill.numbers))
         if self.decode is self.prefill:
             return ClusterView(prefill, prefill, self._age)
         return ClusterView(prefill, self.decode.pool(seen, ()), self._age)
-
-    def _prefixes(self, query: Query) -> list[int]:
-        """Per prefill instance, the tokens of the longest prefix that it holds."""
-        blocks = self._index.lengths(query.keys)
-        if not blocks:
-            return [0] * len(self.prefill.numbers)
-        return [min(blocks.get(number, 0) * self._block_size, query.prompt) for number in self.prefill.numbers]

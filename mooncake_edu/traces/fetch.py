@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mooncake_edu.errors import UserError
+from mooncake_edu.errors import UserError, near
 from mooncake_edu.model.downloads import Unavailable, download, kept, kept_folder
 from mooncake_edu.model.folders import require_space
 from mooncake_edu.model.hub import LOCK_TIMEOUT, locked
@@ -28,9 +27,7 @@ PLAIN = {"accept-encoding": "identity"}
 def published(name: str) -> Published:
     """The entry of a name; raises TraceError if no such trace is published."""
     if name not in PUBLISHED:
-        near = difflib.get_close_matches(name, PUBLISHED, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(PUBLISHED)}"
-        raise TraceError(f"no trace {name!r} is published: {hint}")
+        raise TraceError(f"no trace {name!r} is published: {near(name, PUBLISHED)}")
     return PUBLISHED[name]
 
 

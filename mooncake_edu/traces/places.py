@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncake_edu.model.folders import user_folder
+from mooncake_edu.model.folders import cache_folder
 from mooncake_edu.traces.trace import Trace, TraceError, read
 
 VARIABLE = "MOONCAKE_EDU_TRACES"
 """The environment variable that names a folder of traces."""
-
-CACHE_VARIABLE = "MOONCAKE_EDU_CACHE"
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,7 @@ def folders() -> Iterator[Path]:
 
 def cache() -> Path:
     """Where fetched traces are kept; raises ModelError if the variable names no user's home."""
-    from platformdirs import user_cache_path
-
-    return user_folder(CACHE_VARIABLE, user_cache_path) / "traces"
+    return cache_folder() / "traces"
 
 
 def find(name: str) -> Path | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from mooncake_edu.errors import near
 from mooncake_edu.traces.generate import Lengths, Shared, Workload, generate
 from mooncake_edu.traces.places import find
 from mooncake_edu.traces.stats import block_hits, stats
@@ -76,9 +77,7 @@ PROFILES = {
 def profile(name: str) -> Profile:
     """The profile of a name; raises TraceError if there is none."""
     if name not in PROFILES:
-        near = difflib.get_close_matches(name, PROFILES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(PROFILES)}"
-        raise TraceError(f"profile {name!r} is not known: {hint}")
+        raise TraceError(f"profile {name!r} is not known: {near(name, PROFILES)}")
     return PROFILES[name]
 
 
@@ -95,6 +94,11 @@ def load(name: str, seed: int = 0) -> Trace:
     """
     path = find(name)
     return make(name, seed) if path is None else replace(read(path), name=name)
+
+
+def load_any(given: str) -> Trace:
+    """The trace of a file, or else what `load` gives for a name; raises TraceError if there is neither."""
+    return read(given) if Path(given).is_file() else load(given)
 
 
 def closeness(name: str, trace: Trace) -> list[tuple[str, float, float]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_edu.errors import RequestError
+from mooncake_edu.errors import RequestError, short
 from mooncake_edu.prefix import block_keys, token_bytes
 from mooncake_edu.traces.trace import (
     BLOCK_SIZE,
@@ -28,7 +28,6 @@ from mooncake_edu.traces.trace import (
     objects,
     refuse,
     seconds,
-    short,
     tokens,
 )
 

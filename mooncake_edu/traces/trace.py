@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_edu.errors import UserError
+from mooncake_edu.errors import UserError, short
 from mooncake_edu.events import write_whole
 
 BLOCK_SIZE = 512
@@ -281,12 +281,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def is_number(value: object, kind: type | tuple[type, ...]) -> bool:
     """Whether a value of JSON is a number of that kind; true and false are none."""
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def short(value: object) -> str:
-    """A value as an error shows it."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def refuse(path: str | Path, row: int, reason: str, remedy: str) -> NoReturn:

@@ -5,7 +5,6 @@ An experiment is a configuration file in configs/reproduce and a function in one
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from mooncake_edu.config import Section
-from mooncake_edu.errors import ConfigError
+from mooncake_edu.errors import ConfigError, near
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -88,9 +87,7 @@ EXPERIMENTS = {
 def find(name: str) -> Experiment[Any]:
     """The experiment of a name, imported; raises ConfigError if there is none."""
     if name not in EXPERIMENTS:
-        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(EXPERIMENTS)}"
-        raise ConfigError(f"experiment {name!r} is not known: {hint}")
+        raise ConfigError(f"experiment {name!r} is not known: {near(name, EXPERIMENTS)}")
     module, attribute = EXPERIMENTS[name].target.split(":")
     found: Experiment[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     return found

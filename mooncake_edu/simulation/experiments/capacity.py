@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from pydantic import Field
 
-from mooncake_edu.config import SIZES, Config, Section
+from mooncake_edu.config import Config, Section
 from mooncake_edu.events import Reals
 from mooncake_edu.outcome import RequestTable
 from mooncake_edu.pictures.figures import bar_marker, finish
@@ -99,7 +99,7 @@ class Found(NamedTuple):
 
 def run(paper: dict[str, float], remarks: list[str], settings: Settings, progress: Progress) -> Outcome:
     """Find all rates, and how much more than the best baseline the best separate system serves."""
-    base = Config.size(settings.cluster) if settings.cluster in SIZES else Config.load(settings.cluster)
+    base = Config.named(settings.cluster)
     found: list[Found] = []
     for data in settings.data:
         trace = data.trace(settings.requests, settings.seed)

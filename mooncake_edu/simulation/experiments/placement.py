@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise, product
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 from pydantic import Field
 
-from mooncake_edu.config import SIZES, Config, Section, Size
+from mooncake_edu.config import Config, Section, Size
 from mooncake_edu.pictures.figures import bar_marker, finish
 from mooncake_edu.pictures.palette import INK, SERIES
 from mooncake_edu.simulation.cluster import simulate
 from mooncake_edu.simulation.experiments import Experiment, Outcome, Progress, Row
-from mooncake_edu.simulation.experiments.serving import Count, Seconds
-from mooncake_edu.traces.profiles import load
-from mooncake_edu.traces.trace import Trace, read
+from mooncake_edu.simulation.experiments.serving import Count, Seconds, divided
+from mooncake_edu.traces.profiles import load_any
+from mooncake_edu.traces.trace import Trace
 
 PAPER = {"random": 92.07, "load-balancing": 60.41, "cache-aware": 14.36, "kvcache-centric": 6.26}
 """Mean TTFT in seconds of 8 prefill and 8 decode instances; arXiv 2407.00079, fig. 8."""
@@ -33,7 +32,7 @@ class Replay(Section):
 
     def read(self) -> list[Trace]:
         """The slices."""
-        whole = read(self.trace) if Path(self.trace).is_file() else load(self.trace)
+        whole = load_any(self.trace)
         borders = np.linspace(0, len(whole), self.slices + 1).astype(int).tolist()
         return [whole.slice(start, stop) for start, stop in pairwise(borders)]
 
@@ -65,13 +64,11 @@ class Settings(Section):
 
     def config(self, dram: int, sight: Sight, policy: str, seed: int) -> Config:
         """The cluster of one run."""
-        base = Config.size(self.cluster) if self.cluster in SIZES else Config.load(self.cluster)
-        counts = {"prefill": self.prefill, "decode": self.decode}
-        groups = [group.model_copy(update={"count": counts.get(group.role, group.count)}) for group in base.instances]
+        base = Config.named(self.cluster)
         policies = {"placement": policy, "kvcache_balancing_threshold": self.threshold}
         simulation = {"view_age": sight.age, "estimate_noise": sight.noise, "seed": seed}
         return base.model_copy(update={
-            "instances": tuple(groups),
+            "instances": divided(base, self.prefill, self.decode),
             "policies": base.policies.model_copy(update=policies),
             "tiers": base.tiers.model_copy(update={"dram": dram}),
             "simulation": base.simulation.model_copy(update=simulation),

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 from pydantic import Field
 
-from mooncake_edu.config import SIZES, Bandwidth, Config, Section
+from mooncake_edu.config import Bandwidth, Config, Section
 from mooncake_edu.pictures.figures import finish
 from mooncake_edu.pictures.palette import SERIES
 from mooncake_edu.simulation.cluster import simulate
 from mooncake_edu.simulation.experiments import Experiment, Outcome, Progress, Row
 from mooncake_edu.simulation.experiments.sweeps import Variant
 from mooncake_edu.simulation.result import Result
-from mooncake_edu.traces.profiles import load, make
-from mooncake_edu.traces.trace import Trace, read
+from mooncake_edu.traces.profiles import load_any, make
+from mooncake_edu.traces.trace import Trace
 
 SAMPLES = 120
 """Times at which replicas are counted."""
@@ -36,7 +35,7 @@ class Documents(Section):
         """The trace."""
         if self.requests is not None:
             return make(self.trace, seed, self.requests).faster(self.speed)
-        return (read(self.trace) if Path(self.trace).is_file() else load(self.trace)).faster(self.speed)
+        return load_any(self.trace).faster(self.speed)
 
 
 class Settings(Section):
@@ -93,7 +92,7 @@ MEASURES: dict[str, tuple[str, Callable[[Spreading], float]]] = {
 
 def run(settings: Settings, progress: Progress) -> Outcome:
     """Serve everything, and read off egress, TTFT and replicas."""
-    base = Config.size(settings.cluster) if settings.cluster in SIZES else Config.load(settings.cluster)
+    base = Config.named(settings.cluster)
     rows, figures, done = [], [], 0
     for each in settings.loads:
         spread: dict[str, list[Spreading]] = {variant.name: [] for variant in settings.variants}

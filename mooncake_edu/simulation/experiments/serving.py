@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from pydantic import Field
 
-from mooncake_edu.config import SIZES, Config, Instances, Policies, Section
+from mooncake_edu.config import Config, Instances, Policies, Section
 from mooncake_edu.outcome import RequestTable
 from mooncake_edu.simulation.cluster import simulate
 from mooncake_edu.simulation.experiments import Progress, Row
-from mooncake_edu.traces.profiles import load
-from mooncake_edu.traces.trace import read
+from mooncake_edu.traces.profiles import load_any
 
 Kind = Literal["separate", "prefill first", "chunked"]
 Count = Annotated[int, Field(ge=0, le=10_000)]
@@ -59,6 +57,15 @@ class System(Section):
             changes["engine"] = base.engine.model_copy(update={"token_budget": self.chunk})
             changes["simulation"] = base.simulation.model_copy(update={"coupled": "chunked"})
         return base.model_copy(update=changes)
+
+
+def divided(base: Config, prefill: int | None, decode: int | None) -> tuple[Instances, ...]:
+    """The groups of a cluster with so many prefill and decode instances in them, or as many as there were."""
+    counts = {"prefill": prefill, "decode": decode}
+    return tuple(
+        group if (count := counts.get(group.role)) is None else Instances(**group.model_dump() | {"count": count})
+        for group in base.instances
+    )
 
 
 class Load(Section):
@@ -107,11 +114,11 @@ class Run(NamedTuple):
 
 def serve(settings: Settings, progress: Progress) -> list[Run]:
     """Serve every load by every system; raises ConfigError or TraceError if something is named that is not there."""
-    base = Config.size(settings.cluster) if settings.cluster in SIZES else Config.load(settings.cluster)
+    base = Config.named(settings.cluster)
     configs = [(system, system.config(base, settings.placement)) for system in settings.systems]
     runs: list[Run] = []
     names = dict.fromkeys(replayed.trace for replayed in settings.loads)
-    traces = {name: read(name) if Path(name).is_file() else load(name) for name in names}
+    traces = {name: load_any(name) for name in names}
     for replayed in settings.loads:
         trace = traces[replayed.trace]
         for system, config in configs:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from pydantic import Field
 
-from mooncake_edu.config import SIZES, Bandwidth, Config, Instances, Policies, Section, Size
+from mooncake_edu.config import Bandwidth, Config, Policies, Section, Size
 from mooncake_edu.pictures.figures import bar_marker, finish
 from mooncake_edu.pictures.palette import SERIES
 from mooncake_edu.simulation.cluster import simulate
 from mooncake_edu.simulation.experiments import Experiment, Outcome, Progress, Row
-from mooncake_edu.simulation.experiments.serving import Count, Load
+from mooncake_edu.simulation.experiments.serving import Count, Load, divided
 from mooncake_edu.simulation.result import Result
-from mooncake_edu.traces.profiles import load
-from mooncake_edu.traces.trace import read
+from mooncake_edu.traces.profiles import load_any
 
 
 class Variant(Section):
@@ -37,16 +35,13 @@ class Variant(Section):
 
     def config(self, base: Config) -> Config:
         """The base with these changes; raises ConfigError for one that cannot work."""
-        counts = {"prefill": self.prefill, "decode": self.decode}
-        groups = [(group, counts.get(group.role)) for group in base.instances]
         policies: dict[str, Any] = base.policies.model_dump() | {
             "placement": self.placement, "replication": self.replication, "decode": self.decide,
         }  # fmt: skip
         if self.threshold is not None:
             policies["kvcache_balancing_threshold"] = self.threshold
         changes: dict[str, Any] = {
-            "instances": tuple(Instances(**group.model_dump() | ({} if count is None else {"count": count}))
-                               for group, count in groups),
+            "instances": divided(base, self.prefill, self.decode),
             "policies": Policies(**policies),
             "simulation": base.simulation.model_copy(update={"view_age": self.age}),
         }  # fmt: skip
@@ -103,10 +98,10 @@ Values = dict[str, float]
 
 def run(settings: Settings, progress: Progress) -> Outcome:
     """Serve every load by every variant."""
-    base = Config.size(settings.cluster) if settings.cluster in SIZES else Config.load(settings.cluster)
+    base = Config.named(settings.cluster)
     found: dict[str, dict[str, Values]] = {}
     for number, each in enumerate(settings.loads):
-        trace = read(each.trace) if Path(each.trace).is_file() else load(each.trace)
+        trace = load_any(each.trace)
         where = f"{trace.name} x {each.speed:g}"
         for place, variant in enumerate(settings.variants):
             done = number * len(settings.variants) + place, len(settings.loads) * len(settings.variants)
