@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mooncake_edu.admission import ADMISSIONS, Load, Refuse
-from mooncake_edu.conductor import POLICIES, ClusterView, Placement, Query
+from mooncake_edu.conductor import POLICIES, ClusterView, Conductor, Placement, Query
 from mooncake_edu.config import Config, Instances
 from mooncake_edu.errors import ConfigError
 from mooncake_edu.events import EventLog, Kind, Reals, Refusal
@@ -42,7 +42,7 @@ class Cluster:
 
     def __init__(
         self, config: Config, block_size: int, columns: Columns, log: EventLog | None = None, reference: bool = False,
-        journal: Journal | None = None, watch: Watch | None = None,
+        journal: Journal | None = None, watch: Watch | None = None, conductor: Conductor | None = None,
     ) -> None:  # fmt: skip
         self.config, self.costs, self.columns = config, costs_of(config), columns
         self.agenda = Agenda()
@@ -66,7 +66,7 @@ class Cluster:
         self.capacity = config.engine.count_blocks(self.costs.token_bytes) * block_size
         for number, group in roles:
             self._add(number, group)
-        conductor = conductor_of(config)
+        conductor = conductor or conductor_of(config)
         self._conductor = conductor if journal is None else Recording(conductor, journal)
         self._watch = watch
         self._admission = named("policies.admission", ADMISSIONS, config.policies.admission)()
@@ -234,20 +234,21 @@ class Cluster:
 def simulate(
     config: Config, trace: Trace, log: EventLog | None = None, *, reference: bool = False,
     order: Sequence[int] | None = None, progress: Progress = lambda done, of: None, name: str = "",
-    journal: Journal | None = None, watch: Watch | None = None,
+    journal: Journal | None = None, watch: Watch | None = None, conductor: Conductor | None = None,
 ) -> Result:  # fmt: skip
     """Serve a trace by a configuration's cluster, until the last request has ended.
 
     Requests that arrive at one time are taken in the order of their rows, or of their values in `order`. A `log`
     gets the events. `reference` computes step by step and layer by layer what is otherwise computed in closed form,
     and takes no log. A `journal` gets what the Conductor was asked and decided, `watch` every change of what is held
-    where. Raises ConfigError if the configuration cannot be simulated with this trace.
+    where. A `conductor` takes the place of the one that the configuration names. Raises ConfigError if the configuration cannot be simulated with this trace.
     """
     check(config, trace)
     ranks = np.arange(len(trace)) if order is None else np.asarray(order)
     rows = np.lexsort((ranks, trace.arrival))
     columns = Columns(len(trace))
-    cluster = Cluster(config, trace.block_size, columns, None if reference else log, reference, journal, watch)
+    cluster = Cluster(config, trace.block_size, columns, None if reference else log, reference, journal, watch,
+                      conductor)  # fmt: skip
     flat, offsets = trace.ids.tolist(), trace.offsets.tolist()
     requests = (trace.arrival[rows].tolist(), trace.input_length[rows].tolist(), trace.output_length[rows].tolist())
     for number, (row, arrival, prompt, output) in enumerate(zip(rows.tolist(), *requests, strict=True)):

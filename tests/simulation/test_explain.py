@@ -38,6 +38,13 @@ def test_the_decisions_of_a_run_replay_to_the_last_bit(name: str, decode: str) -
     assert replay(journal, conductor_of(made)) == len(journal.calls) >= 900  # type: ignore[arg-type]
 
 
+def test_a_conductor_that_is_handed_in_decides_in_place_of_the_configuration_s() -> None:
+    trace, made = workload(60, 6.0, 1), config(FOUR, placement="random")
+    other = made.model_copy(update={"policies": made.policies.model_copy(update={"placement": "cache-aware"})})
+    handed = simulate(made, trace, conductor=conductor_of(other))
+    assert list(handed.prefill) == list(simulate(other, trace).prefill) != list(simulate(made, trace).prefill)
+
+
 def test_another_seed_does_not_replay() -> None:
     journal, made = recorded("random", workload(100, 6.0, 1))
     other = made.model_copy(update={"simulation": made.simulation.model_copy(update={"seed": 6})})  # type: ignore[attr-defined]
