@@ -241,7 +241,8 @@ def simulate(
     Requests that arrive at one time are taken in the order of their rows, or of their values in `order`. A `log`
     gets the events. `reference` computes step by step and layer by layer what is otherwise computed in closed form,
     and takes no log. A `journal` gets what the Conductor was asked and decided, `watch` every change of what is held
-    where. A `conductor` takes the place of the one that the configuration names. Raises ConfigError if the configuration cannot be simulated with this trace.
+    where. A `conductor` takes the place of the one that the configuration names. Raises ConfigError if the
+    configuration cannot be simulated with this trace.
     """
     check(config, trace)
     ranks = np.arange(len(trace)) if order is None else np.asarray(order)
