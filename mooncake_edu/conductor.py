@@ -10,12 +10,13 @@ inputs give equal placements.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple, Protocol
 
 from mooncake_edu.errors import UserError
+from mooncake_edu.prefix import PrefixIndex
 
 
 class PlacementError(UserError):
@@ -405,28 +406,23 @@ class _Stream:
     early: dict[int, Change] = field(default_factory=dict)
 
 
-class Index:
-    """Which instance holds which block: an integer a block, in which bit n stands for instance n.
+class Index(PrefixIndex):
+    """Which instance holds which block, as far as its changes tell.
 
-    Changes may come twice, late, in any order, or not at all, and an instance may start again with nothing. Where one
+    They may come twice, late, in any order, or not at all, and an instance may start again with nothing. Where one
     is missing, those after it wait, at most `most` of an instance, until it comes or all blocks are told anew.
     """
 
     def __init__(self, most: int = 10_000) -> None:
+        super().__init__()
         self.most = most
-        self._holders: dict[Hashable, int] = {}
         self._streams: dict[int, _Stream] = {}
-
-    def __len__(self) -> int:
-        """How many distinct blocks are held by anybody."""
-        return len(self._holders)
 
     def take(self, number: int, change: Change) -> bool:
         """Take in a change of an instance; returns whether all is known of it, else ask it for all its blocks."""
         stream = self._streams.setdefault(number, _Stream())
         if change.epoch > stream.epoch:
-            self._restart(number, change.epoch, 0)
-            stream = self._streams[number]
+            stream = self._restart(number, change.epoch, 0)
         if change.epoch == stream.epoch and change.sequence > stream.taken:
             if len(stream.early) >= self.most:
                 stream.early.clear()
@@ -439,32 +435,11 @@ class Index:
         stream = self._streams.setdefault(number, _Stream())
         if (epoch, sequence) >= (stream.epoch, stream.taken):
             early = stream.early if epoch == stream.epoch else {}
-            self._restart(number, epoch, sequence)
-            stream = self._streams[number]
+            stream = self._restart(number, epoch, sequence)
             stream.early = {each: change for each, change in early.items() if each > sequence}
-            self._store(1 << number, keys)
+            self.add(number, keys)
             self._drain(number, stream)
         return not stream.early
-
-    def holders(self, key: Hashable) -> list[int]:
-        """Who has a block."""
-        return list(_bits(self._holders.get(key, 0)))
-
-    def lengths(self, keys: Iterable[Hashable]) -> dict[int, int]:
-        """How many blocks of a prefix, from its first on, each holder of the first block has."""
-        lengths: dict[int, int] = {}
-        holding, reached, known = -1, 0, self._holders
-        for key in keys:
-            still = holding & known.get(key, 0)
-            if still != holding and reached:
-                lengths.update(dict.fromkeys(_bits(holding & ~still), reached))
-            holding = still
-            if not still:
-                return lengths
-            reached += 1
-        if reached:
-            lengths.update(dict.fromkeys(_bits(holding), reached))
-        return lengths
 
     def cached(self, query: Query, numbers: Iterable[int]) -> list[int]:
         """How many tokens of a request's prompt each of these instances has, from the first on."""
@@ -474,34 +449,14 @@ class Index:
     def _drain(self, number: int, stream: _Stream) -> None:
         while (change := stream.early.pop(stream.taken + 1, None)) is not None:
             stream.taken += 1
-            self._store(1 << number, change.stored)
-            self._remove(1 << number, change.removed)
+            self.add(number, change.stored)
+            self.remove(number, change.removed)
 
-    def _restart(self, number: int, epoch: int, sequence: int) -> None:
-        known, self._streams[number], bit = self._streams[number].epoch >= 0, _Stream(epoch, sequence), 1 << number
-        if known:  # all blocks are gone through, which only a restart is worth
-            self._remove(bit, [key for key, holders in self._holders.items() if holders & bit])
-
-    def _store(self, bit: int, keys: Iterable[Hashable]) -> None:
-        holders = self._holders
-        for key in keys:
-            holders[key] = holders.get(key, 0) | bit
-
-    def _remove(self, bit: int, keys: Iterable[Hashable]) -> None:
-        holders = self._holders
-        for key in keys:
-            left = holders.get(key, 0) & ~bit
-            if left:
-                holders[key] = left
-            else:
-                holders.pop(key, None)
-
-
-def _bits(number: int) -> Iterator[int]:
-    while number:
-        low = number & -number
-        yield low.bit_length() - 1
-        number ^= low
+    def _restart(self, number: int, epoch: int, sequence: int) -> _Stream:
+        if self._streams[number].epoch >= 0:
+            self.forget(number)
+        self._streams[number] = _Stream(epoch, sequence)
+        return self._streams[number]
 
 
 class Copy(NamedTuple):

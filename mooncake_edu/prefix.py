@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -101,9 +101,71 @@ class KeyChain:
         return self.keys
 
 
+class PrefixIndex:
+    """Which holder (a pool, a tier, an instance) has which block: an integer a block, in which bit n is holder n.
+
+    Memory grows with the blocks; one holder more of a block is one bit more.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        """How many distinct blocks are held by anybody."""
+        return len(self._holders)
+
+    def add(self, holder: int, keys: Iterable[Hashable]) -> None:
+        """Note that a holder has these blocks; what was noted before stays as it is."""
+        held, bit = self._holders, 1 << holder
+        for key in keys:
+            held[key] = held.get(key, 0) | bit
+
+    def remove(self, holder: int, keys: Iterable[Hashable]) -> None:
+        """Note that a holder has these blocks no more; a block that nobody holds is forgotten."""
+        held, others = self._holders, ~(1 << holder)
+        for key in keys:
+            left = held.get(key, 0) & others
+            if left:
+                held[key] = left
+            else:
+                held.pop(key, None)
+
+    def forget(self, holder: int) -> None:
+        """Note that a holder is gone, with all it had; every block is gone through for it."""
+        self.remove(holder, [key for key, holders in self._holders.items() if holders >> holder & 1])
+
+    def holders(self, key: Hashable) -> list[int]:
+        """Who has a block."""
+        return list(_bits(self._holders.get(key, 0)))
+
+    def lengths(self, keys: Iterable[Hashable]) -> dict[int, int]:
+        """How many blocks of a prefix, from its first on, each holder of the first block has."""
+        lengths: dict[int, int] = {}
+        holding, depth, held = -1, 0, self._holders
+        for key in keys:
+            still = holding & held.get(key, 0)
+            if still != holding and depth:
+                lengths.update(dict.fromkeys(_bits(holding & ~still), depth))
+            holding = still
+            if not still:
+                return lengths
+            depth += 1
+        if depth:
+            lengths.update(dict.fromkeys(_bits(holding), depth))
+        return lengths
+
+
+def _bits(number: int) -> Iterator[int]:
+    """The places of the ones in a number."""
+    while number:
+        low = number & -number
+        yield low.bit_length() - 1
+        number ^= low
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A block that somebody holds: the block before it, its tokens, and its place with each holder.
+    """A published block: the block before it, its tokens, and its number in the pool.
 
     `parent` is the entry before it where tokens are compared, else the key before it; for a first block it is the
     encoded namespace.
@@ -111,72 +173,18 @@ class Entry:
 
     parent: Entry | bytes
     tokens: bytes | None
-    holders: dict[int, int] = field(default_factory=dict)
+    block: int
 
     def stands_for(self, parent: Entry | bytes, tokens: bytes | None) -> bool:
         """Whether this is the block of these tokens behind that prefix, and not one whose key collides."""
         return self.parent == parent and self.tokens == tokens
 
 
-class PrefixIndex:
-    """Which holder (a pool, a tier, an instance) has which block of which prefix.
-
-    Memory grows with the blocks and the holders of each, not with instances x blocks.
-    """
-
-    def __init__(self) -> None:
-        self._entries: dict[Key, Entry] = {}
-
-    def __len__(self) -> int:
-        """How many distinct blocks are held by anybody."""
-        return len(self._entries)
-
-    def get(self, key: Key) -> Entry | None:
-        """The entry of a block that somebody holds."""
-        return self._entries.get(key)
-
-    def add(self, key: Key, holder: int, place: int, parent: Entry | bytes = b"", tokens: bytes | None = None) -> Entry:
-        """Note that `holder` has the block `key` at `place`; a second time, that it is at another place.
-
-        Raises ValueError if the key stands for another block already: check `Entry.stands_for` first.
-        """
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries[key] = Entry(parent, tokens)
-        elif not entry.stands_for(parent, tokens):
-            raise ValueError(f"key {key.hex()} stands for another block already: a collision, or a wrong parent")
-        entry.holders[holder] = place
-        return entry
-
-    def remove(self, key: Key, holder: int) -> None:
-        """Note that `holder` has the block no more; a block that nobody holds is forgotten."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            entry.holders.pop(holder, None)
-            if not entry.holders:
-                del self._entries[key]
-
-    def lengths(self, keys: Iterable[Key]) -> dict[int, int]:
-        """How many blocks of a prefix, from its first on, each holder of the first block has."""
-        lengths: dict[int, int] = {}
-        alive: set[int] | None = None
-        found = 0
-        for depth, key in enumerate(keys):
-            entry = self._entries.get(key)
-            if entry is None:
-                break
-            held = set(entry.holders) if alive is None else entry.holders.keys() & alive
-            if alive is not None and len(held) < len(alive):
-                lengths.update(dict.fromkeys(alive - held, depth))
-            alive, found = held, depth + 1
-        lengths.update(dict.fromkeys(alive or (), found))
-        return lengths
-
-
 class PrefixCache:
     """What one pool holds of which prefix: looks prompts up, publishes computed blocks, forgets reused ones.
 
-    With `compare`, a hit is a hit only if the tokens of every block are the ones hashed (off: trust the hash).
+    `index` is told what `holder` has. With `compare`, a hit is a hit only if the tokens of every block are the ones
+    hashed (off: trust the hash).
     """
 
     def __init__(
@@ -186,7 +194,8 @@ class PrefixCache:
         self._pool = pool
         self._holder = holder
         self._compare = compare
-        self._published: dict[int, tuple[Key, Entry]] = {}
+        self.entries: dict[Key, Entry] = {}
+        self._published: dict[int, Key] = {}
         pool.on_reuse = self._forget
 
     def match(self, chain: KeyChain, tokens: Tokens) -> list[int]:
@@ -198,12 +207,10 @@ class PrefixCache:
         parent: Entry | bytes = chain.root
         keys = chain.cover(tokens)
         for number in range((len(tokens) - 1) // chain.block_size):
-            entry = self.index.get(keys[number])
-            if entry is None or self._holder not in entry.holders:
+            entry = self.entries.get(keys[number])
+            if entry is None or not entry.stands_for(parent, self._tokens(tokens, number, chain.block_size)):
                 break
-            if not entry.stands_for(parent, self._tokens(tokens, number, chain.block_size)):
-                break
-            blocks.append(entry.holders[self._holder])
+            blocks.append(entry.block)
             parent = self._link(keys[number], entry)
         return blocks
 
@@ -222,18 +229,18 @@ class PrefixCache:
             if parent is None:
                 return number
             block, key = table.blocks[number], keys[number]
-            entry = self.index.get(key)
+            entry = self.entries.get(key)
             content = self._tokens(tokens, number, table.block_size)
-            if entry is not None and not entry.stands_for(parent, content):
-                return number
-            place = None if entry is None else entry.holders.get(self._holder)
-            if place is None:
-                self._published[block] = (key, self.index.add(key, self._holder, block, parent, content))
+            if entry is None:
+                self.entries[key], self._published[block] = Entry(parent, content, block), key
+                self.index.add(self._holder, [key])
                 self._pool.keep(block)
-            elif place != block and self._pool.references(block) > 1:
+            elif not entry.stands_for(parent, content) or (
+                entry.block != block and self._pool.references(block) > 1
+            ):
                 return number
             else:
-                table.replace(number, place)
+                table.replace(number, entry.block)
         return max(start, full)
 
     def clear(self) -> None:
@@ -243,14 +250,15 @@ class PrefixCache:
             self._pool.drop(block)
 
     def _forget(self, block: int) -> None:
-        key, _ = self._published.pop(block)
-        self.index.remove(key, self._holder)
+        key = self._published.pop(block)
+        del self.entries[key]
+        self.index.remove(self._holder, [key])
 
     def _parent(self, table: BlockTable, chain: KeyChain, number: int) -> Entry | bytes | None:
         if number == 0:
             return chain.root
-        published = self._published.get(table.blocks[number - 1])
-        return None if published is None else self._link(*published)
+        key = self._published.get(table.blocks[number - 1])
+        return None if key is None else self._link(key, self.entries[key])
 
     def _link(self, key: Key, entry: Entry) -> Entry | bytes:
         return entry if self._compare else key

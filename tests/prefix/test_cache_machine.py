@@ -105,6 +105,11 @@ class CacheMachine(RuleBasedStateMachine):
     def number(self, prefix: Prefix) -> int:
         return self.numbers.setdefault(prefix, len(self.numbers))
 
+    def key(self, prefix: Prefix) -> bytes:
+        """The key of the last block of a prefix."""
+        namespace, *tokens = prefix
+        return block_keys(tokens, self.size, NAMESPACES[namespace], self.hash_)[-1]
+
     def content(self, prefix: Prefix) -> Pages:
         """What the slots of the blocks of a prefix must hold."""
         return np.array([self.number(prefix[: end + 1]) for end in range(1, len(prefix))], np.int64)
@@ -311,7 +316,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_index_names_exactly_the_published_blocks_and_their_bytes_are_right(self) -> None:
-        assert len(self.index) == len(set().union(*(node.published for node in self.nodes)))
+        names = {prefix: self.key(prefix) for node in self.nodes for prefix in node.published}
+        assert len(self.index) == len(set(names.values()))
+        for prefix, key in names.items():
+            alike = [other for other in names if names[other] == key] if self.collides else [prefix]
+            holding = {node.number for node in self.nodes if node.published.keys() & set(alike)}
+            assert set(self.index.holders(key)) == holding
         for node in self.nodes:
             assert len(set(node.published.values())) == len(node.published), "a block stands for two prefixes"
             for namespace, *tokens in node.published:

@@ -123,7 +123,7 @@ def test_without_comparison_the_hash_is_trusted_and_no_tokens_are_kept() -> None
     node = Node(size=2, compare=False)
     table = node.run([1, 2, 3, 4, 5])
     assert node.match([1, 2, 3, 4, 6]) == table.blocks[:2]
-    entry = node.cache.index.get(node.chain().cover(row([1, 2]))[0])
+    entry = node.cache.entries.get(node.chain().cover(row([1, 2]))[0])
     assert entry is not None and entry.tokens is None
 
 

@@ -2,85 +2,73 @@
 
 from __future__ import annotations
 
-import pytest
+import tracemalloc
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mooncake_edu.prefix import PrefixIndex, block_keys
 
-ROOT = b"root"
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
-HOLDERS = st.integers(0, 4)
+HOLDERS = st.sampled_from([0, 1, 2, 63, 64, 1000])
 
 Path = tuple[int, ...]
 
 
 def keys_of(path: Path) -> list[bytes]:
-    return block_keys(path, 1, ROOT)
-
-
-def parent_of(path: Path) -> bytes:
-    return keys_of(path)[-2] if len(path) > 1 else ROOT
+    return block_keys(path, 1, b"root")
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Holders gain, move and lose blocks of a tree of prefixes in any order, gaps in the middle included."""
+    """Holders gain and lose blocks of a tree of prefixes in any order, gaps in the middle included."""
 
     def __init__(self) -> None:
         super().__init__()
         self.index = PrefixIndex()
-        self.places: dict[Path, dict[int, int]] = {}
+        self.held: dict[Path, set[int]] = {}
 
-    @rule(path=PATHS, holder=HOLDERS, place=st.integers(0, 99))
-    def add(self, path: Path, holder: int, place: int) -> None:
-        entry = self.index.add(keys_of(path)[-1], holder, place, parent_of(path), bytes(path[-1:]))
-        assert entry is self.index.get(keys_of(path)[-1])
-        self.places.setdefault(path, {})[holder] = place
+    @rule(path=PATHS, holder=HOLDERS, start=st.integers(1, 5))
+    def add(self, path: Path, holder: int, start: int) -> None:
+        """Some blocks of a chain, from one on; those held already stay held."""
+        self.index.add(holder, keys_of(path)[start - 1 :])
+        for end in range(start, len(path) + 1):
+            self.held.setdefault(path[:end], set()).add(holder)
 
-    @rule(path=PATHS, holder=HOLDERS, place=st.integers(0, 99))
-    def add_all(self, path: Path, holder: int, place: int) -> None:
-        for end in range(1, len(path) + 1):
-            self.add(path[:end], holder, place)
+    @rule(path=PATHS, holder=HOLDERS, start=st.integers(1, 5))
+    def remove(self, path: Path, holder: int, start: int) -> None:
+        """Some blocks of a chain, held or not."""
+        self.index.remove(holder, keys_of(path)[start - 1 :])
+        for end in range(start, len(path) + 1):
+            self.drop(path[:end], holder)
 
-    @rule(path=PATHS, holder=HOLDERS)
-    def remove(self, path: Path, holder: int) -> None:
-        self.index.remove(keys_of(path)[-1], holder)
-        self.places.get(path, {}).pop(holder, None)
-        if not self.places.get(path, {0: 0}):
-            del self.places[path]
-
-    @precondition(lambda self: self.places)
-    @rule(data=st.data(), holder=HOLDERS, wrong=st.sampled_from(["parent", "tokens"]))
-    def collide(self, data: st.DataObject, holder: int, wrong: str) -> None:
-        """A key that stands for one block is not taken for another."""
-        path = data.draw(st.sampled_from(sorted(self.places)))
-        parent, tokens = parent_of(path), bytes(path[-1:])
-        parent, tokens = (b"other", tokens) if wrong == "parent" else (parent, b"other")
-        with pytest.raises(ValueError, match="stands for another block"):
-            self.index.add(keys_of(path)[-1], holder, 0, parent, tokens)
+    def drop(self, path: Path, holder: int) -> None:
+        holders = self.held.get(path, set())
+        holders.discard(holder)
+        if not holders:
+            self.held.pop(path, None)
 
     @rule(holder=HOLDERS)
     def lose(self, holder: int) -> None:
         """A holder goes away with all it has."""
-        for path in list(self.places):
-            self.remove(path, holder)
+        self.index.forget(holder)
+        for path in list(self.held):
+            self.drop(path, holder)
 
     @rule(path=PATHS)
     def count(self, path: Path) -> None:
         lengths = {}
-        for holder in range(5):
-            held = [holder in self.places.get(path[:end], {}) for end in range(1, len(path) + 1)]
-            if held[0]:
-                lengths[holder] = held.index(False) if False in held else len(held)
+        for holder in set().union(*self.held.values()):
+            has = [holder in self.held.get(path[:end], ()) for end in range(1, len(path) + 1)]
+            if has[0]:
+                lengths[holder] = has.index(False) if False in has else len(has)
         assert self.index.lengths(keys_of(path)) == lengths
 
     @invariant()
-    def every_block_is_where_its_holders_put_it_and_nothing_else_is_remembered(self) -> None:
-        assert len(self.index) == len(self.places)
-        for path, holders in self.places.items():
-            entry = self.index.get(keys_of(path)[-1])
-            assert entry is not None and entry.holders == holders
+    def every_block_is_with_its_holders_and_nothing_else_is_remembered(self) -> None:
+        assert len(self.index) == len(self.held)
+        for path, holders in self.held.items():
+            assert self.index.holders(keys_of(path)[-1]) == sorted(holders)
 
 
 TestIndex = IndexMachine.TestCase
@@ -91,16 +79,35 @@ TestIndex.settings = settings(
 
 def test_an_unknown_prefix_and_an_empty_one_are_held_by_nobody() -> None:
     index = PrefixIndex()
-    index.add(keys_of((1,))[0], 0, 0)
+    index.add(0, keys_of((1,)))
     assert index.lengths([]) == index.lengths(keys_of((0, 1))) == {}
-    assert index.get(b"unknown") is None
+    assert index.holders(b"unknown") == []
 
 
 def test_lengths_asks_for_no_key_behind_the_first_that_nobody_holds() -> None:
     """Keys can be made as they are asked for: a prompt with no hit costs one key, not all of them."""
     index = PrefixIndex()
-    index.add(b"a", 1, 0)
-    index.add(b"c", 1, 0)
+    index.add(1, [b"a", b"c"])
     keys = iter([b"a", b"b", b"c", b"d"])
     assert index.lengths(keys) == {1: 1}
     assert list(keys) == [b"c", b"d"]
+
+
+def test_memory_grows_with_blocks_and_not_with_holders_times_blocks() -> None:
+    """A thousand instances, each with blocks of its own, and one block that all have."""
+
+    def size(holders: int, blocks: int) -> int:
+        index, before = PrefixIndex(), tracemalloc.get_traced_memory()[0]
+        for number in range(blocks):
+            index.add(number % holders, [number])
+        for holder in range(holders):
+            index.add(holder, [-1])
+        return tracemalloc.get_traced_memory()[0] - before
+
+    tracemalloc.start()
+    try:
+        few, many, twice = size(10, 20_000), size(1000, 20_000), size(1000, 40_000)
+    finally:
+        tracemalloc.stop()
+    assert twice < 2.5 * many
+    assert many < 3 * few  # a hundred times as many holders
