@@ -510,7 +510,7 @@ class Conductor:
 
     def __init__(self, policy: Policy, ledger: Ledger | None = None, spread: Spread | None = None) -> None:
         self.policy, self.spread = policy, spread
-        self.ledger = ledger or Ledger()
+        self.ledger = Ledger() if ledger is None else ledger  # an empty one is false
 
     def place(self, query: Query, view: ClusterView) -> Placement:
         """Where the request would go; raises PlacementError if no instance is usable."""

@@ -143,3 +143,11 @@ def test_a_fetch_that_no_view_shows_yet_counts_at_its_source() -> None:
     second = conductor.place(query, now)
     assert (first.source, second.source) == (0, 0)
     assert second.transfer == pytest.approx(2 * first.transfer)
+
+
+def test_a_ledger_that_is_handed_in_is_the_one_that_counts_though_it_is_empty() -> None:
+    ledger = Ledger(patience=7.0)
+    conductor = Conductor(POLICIES["random"](COSTS), ledger)
+    query = Query(1000, (), 0.0)
+    conductor.commit("one", query, conductor.place(query, view()))
+    assert conductor.ledger is ledger and len(ledger) == 1
