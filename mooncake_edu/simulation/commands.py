@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooncake_edu.errors import UserError
+from mooncake_edu.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from mooncake_edu.config import Config
@@ -47,11 +47,16 @@ def simulate(
         if path is not None and path.resolve() in taken:
             raise UserError(f"{option} {path}: is the trace or another option's file: choose another")
         taken.add((path or Path(trace)).resolve())
-    chosen = configurations(config, [*(compare or []), *(more or [])])
+    compared = [*(compare or []), *(more or [])]
+    chosen = configurations(config, compared)
     asked = open_trace(trace).faster(speed)
     asked = asked if requests is None else asked.slice(0, requests)
-    for each in chosen.values():
-        check(each, asked)
+    for name, each in chosen.items():
+        try:
+            check(each, asked)
+        except ConfigError as error:
+            file = f"{name}.toml"
+            raise ConfigError(f"{file if file in compared else config}: {error}") from None
     log = EventLog(50_000_000 if events else MOST_DRAWN) if events or perfetto else None
     results: list[Result] = []
     with progress_bar() as progress:

@@ -64,10 +64,12 @@ def generate(
     requests: Annotated[int | None, typer.Option(min=1, max=10**6, help="How many; else as the profile says.")] = None,
 ) -> None:
     """Make a trace of a profile, and say how close it comes to what is published."""
+    from mooncake_edu.bench.results import require_writable
     from mooncake_edu.traces.profiles import closeness, make
     from mooncake_edu.traces.profiles import profile as find
     from mooncake_edu.traces.trace import write
 
+    require_writable(out, "OUT")
     trace = make(profile, seed, requests)
     write(trace, out)
     print(f"{len(trace):,} requests written to {out}; {profile}: {find(profile).source}")
@@ -87,12 +89,14 @@ def sanitize(
     """Make a trace of a log of requests, without its content."""
     import secrets
 
+    from mooncake_edu.bench.results import require_writable
     from mooncake_edu.traces.sanitize import LEAKS, utf8
     from mooncake_edu.traces.sanitize import sanitize as clean
     from mooncake_edu.traces.trace import TraceError, write
 
     if log.is_file() and out.exists() and out.samefile(log):
         raise TraceError(f"{out} is the log itself: choose another file")
+    require_writable(out, "OUT")
     encode = _tokenizer(model) if model else utf8
     trace = clean(log, secrets.token_bytes(32), encode, rebase=rebase, tick=tick, block_size=block_size)
     write(trace, out)

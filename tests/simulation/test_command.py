@@ -66,7 +66,7 @@ def test_a_faster_replay_makes_requests_wait_longer(
     ("arguments", "said"),
     [
         (["--config", "no.toml"], "no.toml: cannot be read"),
-        (["--config", "tiny"], "simulation.costs is missing for model.name 'tiny'"),
+        (["--config", "tiny"], "tiny: simulation.costs is missing for model.name 'tiny'"),
         (["--compare", "best"], "policies.placement 'best' is not simulated: use one of random"),
         (["best"], "'best' stands alone"),
         (["--html", "/no/such/folder/x"], "--html /no/such/folder/x"),
@@ -107,4 +107,6 @@ def test_hardware_that_is_too_slow_is_refused_by_its_name(
     text = (resources.files("mooncake_edu") / "configs" / "cluster.toml").read_text(encoding="utf-8")
     (tmp_path / "slow.toml").write_text(text.replace('"2496 TFLOP/s"', '"1 FLOP/s"'))
     status, _, err = run(monkeypatch, capsys, "--trace", trace, "--config", str(tmp_path / "slow.toml"))
-    assert status == 2 and re.search(r"hardware is too slow to simulate .*: give more compute", err)
+    assert status == 2 and re.search(r"slow.toml: hardware is too slow to simulate .*: give more compute", err)
+    status, _, err = run(monkeypatch, capsys, "--trace", trace, "--compare", "random", str(tmp_path / "slow.toml"))
+    assert status == 2 and f"{tmp_path / 'slow.toml'}: hardware is too slow" in err

@@ -151,3 +151,10 @@ def test_the_command_does_not_write_over_its_log(run: Run, tmp_path: Path) -> No
         ended = run("trace", "sanitize", str(file), str(out))
         assert ended.status == 2 and "is the log itself: choose another file" in ended.err
     assert file.read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(run: Run, tmp_path: Path) -> None:
+    file, out = log(tmp_path / "log", GOOD), str(tmp_path / "no folder" / "out.jsonl")
+    for command in (["sanitize", str(file), out, "--model", "no model"], ["generate", "no profile", out]):
+        ended = run("trace", *command)  # what is named wrongly besides would be seen later
+        assert ended.status == 2 and f"OUT {out}: is no file that can be written" in ended.err
