@@ -80,6 +80,7 @@ EXPERIMENTS = {
     "fast13": Entry("sweeps:SWEEP", "The network's bandwidth (FAST fig. 13)."),
     "fast15": Entry("sweeps:SWEEP", "Division of the nodes into prefill and decode (FAST fig. 15)."),
     "replication": Entry("replicas:REPLICAS", "Popular documents without and with replication, and ahead of demand."),
+    "embedding": Entry("embedding:EMBEDDING", "A pipeline of documents, not a language model, under each policy."),
 }
 """Every experiment by its name; a later one is added by one line."""
 
