@@ -112,7 +112,7 @@ def run(settings: Settings, progress: Progress) -> Outcome:
                 values = [value(single) for single in runs]
                 rows.append(Row(what=f"{where}, {name}: {what}", unit=unit, ours=float(np.mean(values)),
                                 low=min(values), high=max(values)))  # fmt: skip
-        figures.append(_figure(settings, where, spread))
+        figures.append(figure(f"{settings.title}: {where}", settings.top, spread))
     return Outcome(rows, figures, [
         f"Replicas are counted of the {settings.top} blocks that a trace uses most, on prefill instances.",
         "Without replication, what is fetched is used once and not kept, and neither is what is computed behind it. A "
@@ -120,22 +120,22 @@ def run(settings: Settings, progress: Progress) -> Outcome:
     ])  # fmt: skip
 
 
-def _figure(settings: Settings, where: str, spread: dict[str, list[Spreading]]) -> go.Figure:
-    figure, said = go.Figure(), []
+def figure(title: str, top: int, spread: dict[str, list[Spreading]]) -> go.Figure:
+    """Replicas over time of one of the `top` most used blocks, a line a name, each the mean of its runs."""
+    drawn, said = go.Figure(), []
     dashes = ("solid", "dash", "dot", "dashdot", "longdash")
     for number, (name, runs) in enumerate(spread.items()):
         first = runs[0]
         mean = np.mean([np.mean(each.counts, axis=1) for each in runs], axis=0)
-        figure.add_scatter(
+        drawn.add_scatter(
             x=[time - first.times[0] for time in first.times], y=mean, name=name, mode="lines",
             line={"color": SERIES[number % len(SERIES)].colour, "dash": dashes[number % len(dashes)], "width": 2.5},
         )  # fmt: skip
         said.append(f"{name} {mean[-1]:.2g} at the end")
-    figure.update_yaxes(title="prefill instances that hold it", rangemode="tozero")
-    figure.update_xaxes(title="time since the first request (s)", rangemode="tozero")
-    figure.update_layout(height=420)
-    title = f"{settings.title}: {where}"
-    return finish(figure, title, f"Replicas of one of the {settings.top} most used blocks: {'; '.join(said)}.")
+    drawn.update_yaxes(title="prefill instances that hold it", rangemode="tozero")
+    drawn.update_xaxes(title="time since the first request (s)", rangemode="tozero")
+    drawn.update_layout(height=420)
+    return finish(drawn, title, f"Replicas of one of the {top} most used blocks: {'; '.join(said)}.")
 
 
 REPLICAS = Experiment(Settings, run)
