@@ -20,7 +20,7 @@ from pydantic import Field
 from mooncake_edu.conductor import POLICIES, Conductor, Placement, Policy, Query
 from mooncake_edu.config import Bandwidth, Memory, Section
 from mooncake_edu.pictures.figures import bar_marker, finish
-from mooncake_edu.pictures.palette import SERIES
+from mooncake_edu.pictures.palette import INK, SERIES
 from mooncake_edu.prefix import block_keys
 from mooncake_edu.simulation.agenda import Agenda, Rank
 from mooncake_edu.simulation.experiments import Experiment, Outcome, Progress, Row
@@ -284,8 +284,7 @@ def _told(found: dict[str, Runs]) -> list[str]:
 def picture(found: dict[str, Runs], stages: int) -> go.Figure:
     """Mean time to the end and work of a job by policy, with the lowest and highest of all seeds."""
     shown = [(what, *MEASURES[what]) for what in ("mean time to the end", "work a job")]
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.1,
-                           subplot_titles=[f"{what} ({unit})" for what, unit, _ in shown])  # fmt: skip
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for row, (what, unit, read) in enumerate(shown, 1):
         for number, name in enumerate(next(iter(found.values()))):
             values = np.array([[read(ran, stages) for ran in runs[name]] for runs in found.values()])
@@ -293,9 +292,10 @@ def picture(found: dict[str, Runs], stages: int) -> go.Figure:
             figure.add_bar(
                 x=list(found), y=mean, name=name, marker=bar_marker(SERIES[number % len(SERIES)]), legendgroup=name,
                 showlegend=row == 1, row=row, col=1,
-                error_y={"array": values.max(axis=1) - mean, "arrayminus": mean - values.min(axis=1)},
+                error_y={"array": values.max(axis=1) - mean, "arrayminus": mean - values.min(axis=1), "color": INK},
                 hovertemplate=f"{name}, %{{x}}: %{{y:.3g}} {unit} {what}<extra></extra>",
             )  # fmt: skip
+        figure.update_yaxes(title=f"{what} ({unit})", row=row, col=1)
     figure.update_layout(barmode="group", height=620)
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="log", row=1, col=1)
