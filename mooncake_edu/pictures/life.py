@@ -35,10 +35,11 @@ class Row:
 TOKENIZER = Row("API and tokenizer")
 HASHING = Row("Prefix hashing", 2, (Kind.WAIT,))
 PAGES = Row("Paged KVCache", 1)
+CONDUCTOR = Row("Conductor", 6)
 WAY = (
     TOKENIZER,
     HASHING,
-    Row("Conductor", 6),
+    CONDUCTOR,
     Row("Early rejection", 7),
     Row("Queue of the engine", 0, (Kind.QUEUED,)),
     Row("Tiered store", 3, (Kind.LOAD,)),
@@ -78,7 +79,7 @@ def life(log: EventLog, request: str, lit: int = 2) -> go.Figure:
         _add_reused(figure, rows, zero, scale)
     _add_tokens(figure, rows, tokens, zero, scale)
     _arrange(figure, lit, unit)
-    finish(figure, f"The life of request {request}", _finding(rows, tokens, lit))
+    finish(figure, f"The life of request {request.removeprefix('request ')}", _finding(rows, tokens, lit))
     figure.update_layout(margin_t=44, legend={"y": -0.16, "yanchor": "top"}).update_yaxes(showgrid=False)
     return figure
 
@@ -93,8 +94,17 @@ def _add(figure: go.Figure, row: Row, rows: Rows, zero: float, scale: float) -> 
             add_spans(figure, paint, [row.label] * begin.size, (begin - zero) * scale, (end - begin) * scale)
             shown_before = any(trace.name == paint.label for trace in figure.data[:-1])
             figure.data[-1].update(showlegend=not shown_before, hovertemplate=f"{paint.label}<extra></extra>")
-    if row.layer and row is not HASHING and not any(begin.size for begin, _ in told.values()):
+    if row is CONDUCTOR:
+        _add_text(figure, row, 0.0, f"\u2002{_placed(rows)}")
+    elif row.layer and row is not HASHING and not any(begin.size for begin, _ in told.values()):
         _add_text(figure, row, 0.0, " not needed by this request")
+
+
+def _placed(rows: Rows) -> str:
+    """Where the request went."""
+    fill, decode = int(rows.of(Kind.ARRIVED).instance[0]), rows.of(Kind.DECODE).instance
+    there = f"instance {fill} computes the prompt"
+    return there if not decode.size or decode[0] == fill else f"{there}, {int(decode[0])} makes the other tokens"
 
 
 def _add_text(figure: go.Figure, row: Row, at: float, text: str) -> None:
@@ -127,13 +137,19 @@ def _add_reused(figure: go.Figure, rows: Rows, zero: float, scale: float) -> Non
     chunks = rows.of(Kind.CHUNK)
     if len(chunks):
         prompt = int(rows.of(Kind.ARRIVED).field(Kind.ARRIVED, "prompt")[0])
-        cached = int(chunks.field(Kind.CHUNK, "cached")[0])
         figure.add_scatter(
             mode="markers", name="tokens found in the cache", x=[(chunks.start[0] - zero) * scale],
             y=[HASHING.label], cliponaxis=False, hoverinfo="skip",
             marker={"symbol": "diamond", "size": 13, "color": REUSED.colour, "line": {"width": 1.5, "color": "white"}},
         )  # fmt: skip
-        _add_text(figure, HASHING, (chunks.start[0] - zero) * scale, f"\u2002{cached:,} of {prompt:,} tokens found")
+        _add_text(figure, HASHING, (chunks.start[0] - zero) * scale, f"\u2002{_found(rows):,} of {prompt:,} tokens found")
+
+
+def _found(rows: Rows) -> int:
+    """Tokens of the prompt that were in the pages, or loaded into them, before its first chunk."""
+    chunks, loads = rows.of(Kind.CHUNK), rows.of(Kind.LOAD)
+    loaded = loads.field(Kind.LOAD, "tokens")[loads.start <= chunks.start[0]]
+    return int(chunks.field(Kind.CHUNK, "cached")[0]) + int(loaded.sum())
 
 
 def _add_tokens(figure: go.Figure, rows: Rows, tokens: Reals, zero: float, scale: float) -> None:
@@ -181,7 +197,7 @@ def _finding(rows: Rows, tokens: Reals, lit: int) -> str:
     prompt, zero = int(arrived.field(Kind.ARRIVED, "prompt")[0]), float(arrived.start[0])
     said = f"It arrived with {prompt:,} prompt tokens"
     if lit >= HASHING.layer and len(chunks):
-        said += f", found {int(chunks.field(Kind.CHUNK, 'cached')[0]):,} of them in the cache"
+        said += f", found {_found(rows):,} of them in the cache"
     if tokens.size:
         said += (
             f", gave its first token after {1e3 * (tokens[0] - zero):,.0f} ms and the last of {tokens.size} after "

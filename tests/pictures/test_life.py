@@ -109,3 +109,17 @@ def test_an_unknown_request_and_an_impossible_layer_are_refused() -> None:
         life(story(), "nobody")
     with pytest.raises(ValueError, match="lit 8 is not from 0 to 7"):
         life(story(), "mine", 8)
+
+
+def test_the_conductor_s_row_says_where_the_request_went_and_what_was_loaded_counts_as_found() -> None:
+    log = EventLog()
+    log.add(Kind.ARRIVED, request="request 7", instance=3, start=0.0, prompt=40)
+    log.add(Kind.LOAD, request="request 7", instance=3, start=1.0, end=2.0, tokens=32, bytes=1)
+    log.add(Kind.CHUNK, request="request 7", instance=3, start=1.0, end=3.0, tokens=8, position=32, cached=0)
+    log.add(Kind.DECODE, request="request 7", instance=9, start=4.0, end=5.0, tokens=1)
+    log.add(Kind.FINISHED, request="request 7", instance=9, start=5.0, output=2, reason=1)
+    drawn = life(log, "request 7", 6)
+    said = " ".join(text for trace in drawn.data if trace.type == "scatter" and trace.mode == "text" for text in trace.text)
+    assert "instance 3 computes the prompt, 9 makes the other tokens" in said
+    assert "32 of 40 tokens found" in said and "found 32 of them" in drawn.layout.meta["finding"]
+    assert drawn.layout.title.text == "The life of request 7"
