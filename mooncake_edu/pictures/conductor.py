@@ -21,6 +21,7 @@ TRANSFER = MOVING._replace(label="transfer: fetching a prefix")
 PREFILL = COMPUTED._replace(label="prefill: computing the rest")
 CHOSEN = "◀ chosen"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+TICKS = [factor * 10**power for power in range(-2, 4) for factor in (1, 2, 5)]
 LANE = 44  # pixels of a candidate
 
 
@@ -44,7 +45,9 @@ def candidates(found: Sequence[Candidate], chosen: int, title: str = "The candid
     figure.update_layout(barmode="stack", height=170 + LANE * len(found))
     figure.update_xaxes(title="forecast: time to the first token (s)", range=[0, 1.75 * longest])
     finish(figure, title, _candidates_finding(found, chosen))
-    return figure.update_yaxes(autorange="reversed", type="category", tickmode="array", tickvals=lanes, ticktext=marks)
+    return figure.update_yaxes(
+        autorange="reversed", type="category", tickmode="array", tickvals=lanes, ticktext=marks, showgrid=False
+    )
 
 
 def _told(each: Candidate, chosen: bool) -> str:
@@ -99,15 +102,15 @@ def _scene(query: Query, view: ClusterView, placement: Placement) -> list[Any]:
     return [
         _columns(fill, fill.queue, QUEUE, "%{x}: %{y:.2f} s<extra></extra>"),
         _mark(fill, fill.queue, placement.prefill, True),
-        _columns(fill, held, REUSED._replace(label="KVCache of this prompt"), "%{x}: %{y:.0f} %<extra></extra>"),
+        _columns(fill, held, REUSED, "%{x}: %{y:.0f} %<extra></extra>"),
         _fetch(fill, held, placement),
-        _columns(decode, decode.requests, DECODED._replace(label="decoding"), "%{x}: %{y}<extra></extra>"),
+        _columns(decode, decode.requests, DECODED, "%{x}: %{y}<extra></extra>"),
         _mark(decode, decode.requests, placement.decode, False),
     ]
 
 
 def _columns(pool: Pool, values: Sequence[float], paint: Paint, hover: str) -> go.Bar:
-    return go.Bar(x=_names(pool), y=list(values), name=paint.label, marker=bar_marker(paint), hovertemplate=hover)
+    return go.Bar(x=_names(pool), y=list(values), marker=bar_marker(paint), hovertemplate=hover, showlegend=False)
 
 
 def _names(pool: Pool) -> list[str]:
@@ -128,9 +131,11 @@ def _mark(pool: Pool, values: Sequence[float], number: int, named: bool) -> go.S
 def _fetch(pool: Pool, held: Sequence[float], placement: Placement) -> go.Scatter:
     """An arrow from the instance that gives a prefix to the one that computes the rest; off the picture without one."""
     ends = [placement.source, placement.prefill] if placement.source is not None else []
+    across: list[str | None] = [str(number) for number in ends]
+    up: list[float | None] = [held[list(pool.number).index(number)] for number in ends]
     return go.Scatter(
-        x=[str(number) for number in ends] or [None], y=[held[list(pool.number).index(number)] for number in ends] or
-        [None], mode="lines+markers", name="fetched", hoverinfo="skip", cliponaxis=False,
+        x=across or [None], y=up or [None], mode="lines+markers", name="a prefix is fetched", hoverinfo="skip",
+        cliponaxis=False,
         line={"color": MOVING.colour, "width": 3, "dash": "dot"},
         marker={"symbol": ["circle", "arrow"][: len(ends)] or "circle", "size": 15, "angleref": "previous",
                 "color": MOVING.colour},
@@ -155,7 +160,9 @@ def _arrange(figure: go.Figure, scenes: Sequence[tuple[Query, ClusterView, Place
     figure.update_yaxes(title="% of its tokens", range=[0, 108], row=2, col=1)
     figure.update_yaxes(title="requests", range=[0, 1.4 * max(requests, 3)], row=3, col=1)
     figure.update_annotations(font={"size": 14, "color": INK})
-    figure.update_layout(legend={"y": 1.08}, margin_t=110)
+    figure.update_layout(
+        title={"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}}, margin_t=110, legend={"y": 1.09},
+    )  # fmt: skip
 
 
 def _map_finding(scenes: Sequence[tuple[Query, ClusterView, Placement]]) -> str:
@@ -170,9 +177,9 @@ def _map_finding(scenes: Sequence[tuple[Query, ClusterView, Placement]]) -> str:
     )
 
 
-def waits_by_policy(results: Sequence[Result]) -> go.Figure:
+def waits(results: Sequence[Result], title: str = "Time to the first token under each policy") -> go.Figure:
     """Mean and 90th percentile of TTFT, a pair of bars a run."""
-    figure, said = go.Figure(), []
+    figure = go.Figure()
     names = [result.name for result in results]
     values = {
         "mean": [result.table.mean("ttft") for result in results],
@@ -185,7 +192,7 @@ def waits_by_policy(results: Sequence[Result]) -> go.Figure:
     said = [f"{name} {mean:.1f} s, {late:.1f} s" for name, mean, late in zip(names, *values.values(), strict=True)]
     figure.update_layout(barmode="group", height=420)
     figure.update_yaxes(title="TTFT (s)", rangemode="tozero")
-    finish(figure, "Time to the first token under each policy", f"Mean and 90th percentile: {'; '.join(said)}.")
+    finish(figure, title, f"Mean and 90th percentile: {'; '.join(said)}.")
     return figure.update_xaxes(type="category")
 
 
@@ -227,7 +234,7 @@ def thresholds(values: Sequence[float], runs: Mapping[str, Sequence[Result]], wo
 
 
 def wrong_blocks(lines: Mapping[str, Sequence[int]]) -> go.Figure:
-    """How many blocks an index has wrong after each message, a line an index."""
+    """How many blocks an index has wrong after each change, a line an index."""
     figure = go.Figure()
     for number, ((name, counts), paint) in enumerate(zip(lines.items(), (SERIES[4], SERIES[1], FREE), strict=False)):
         figure.add_scatter(
@@ -235,7 +242,7 @@ def wrong_blocks(lines: Mapping[str, Sequence[int]]) -> go.Figure:
             line={"color": paint.colour, "dash": DASHES[number], "width": 2.5, "shape": "hv"},
         )  # fmt: skip
     said = "; ".join(f"{name}: {counted(counts[-1], 'wrong block')} in the end" for name, counts in lines.items())
-    figure.update_xaxes(title="messages that arrived", rangemode="tozero")
+    figure.update_xaxes(title="changes so far", rangemode="tozero")
     figure.update_yaxes(title="blocks that it has wrong", rangemode="tozero")
     figure.update_layout(height=340, hovermode="x")
     return finish(figure, "An index against the truth", said + ".")
@@ -253,10 +260,13 @@ def scores(seconds: Mapping[str, float], yours: str, asked: float) -> go.Figure:
                      annotation_font={"color": INK, "size": 12})  # fmt: skip
     figure.update_layout(height=340)
     low, high = min(seconds.values()), max([*seconds.values(), asked])
-    figure.update_xaxes(title="mean TTFT (s)", type="log", range=np.log10([low / 2, high * 2]).tolist())
-    before = order.index(yours)
-    finish(figure, "Your policy beside the five, on a slice to try",
-           f"Yours: {seconds[yours]:.2f} s, with {counted(before, 'policy')} before it; asked: {asked:.2f} s."
-           .replace("policys", "policies"))  # fmt: skip
+    figure.update_xaxes(title="mean TTFT (s)", type="log", range=np.log10([low / 2, high * 2]).tolist(),
+                        tickvals=TICKS)  # fmt: skip
+    said = "Yours places not all requests"
+    if yours in seconds:
+        said = f"Yours: {seconds[yours]:.2f} s, number {order.index(yours) + 1} of {len(order)}"
+    finish(figure, "Your policy beside the five, on a slice to try", f"{said}; asked: {asked:.2f} s.")
     marks = [f"<b>▶ {name}</b>" if name == yours else name for name in order]
-    return figure.update_yaxes(autorange="reversed", type="category", tickmode="array", tickvals=order, ticktext=marks)
+    return figure.update_yaxes(
+        autorange="reversed", type="category", tickmode="array", tickvals=order, ticktext=marks, showgrid=False
+    )

@@ -142,7 +142,8 @@ def _add_reused(figure: go.Figure, rows: Rows, zero: float, scale: float) -> Non
             y=[HASHING.label], cliponaxis=False, hoverinfo="skip",
             marker={"symbol": "diamond", "size": 13, "color": REUSED.colour, "line": {"width": 1.5, "color": "white"}},
         )  # fmt: skip
-        _add_text(figure, HASHING, (chunks.start[0] - zero) * scale, f"\u2002{_found(rows):,} of {prompt:,} tokens found")
+        told = f"\u2002{_found(rows):,} of {prompt:,} tokens found"
+        _add_text(figure, HASHING, (chunks.start[0] - zero) * scale, told)
 
 
 def _found(rows: Rows) -> int:
