@@ -178,7 +178,25 @@ class Policies(Section):
     decode: Literal["reserved", "hand-over"] = "reserved"
     replication: Literal["none", "fetched", "ahead"] = "fetched"
     eviction: Literal["lru", "lfu", "length-aware", "fifo", "s3-fifo"] = "lru"
-    admission: Literal["all", "baseline", "early-rejection", "early-rejection-by-prediction"] = "all"
+    admission: Literal[
+        "all", "decode-refuses", "early", "early-predicted", "survival", "early-predicted-lengths"
+    ] = "all"  # fmt: skip
+
+
+class AdmissionSection(Section):
+    """How the policy of admission judges.
+
+    A decode is taken to last `stay` seconds before any has ended, and times to come are multiplied by `factor`, which
+    experiments with wrong forecasts set. The share `keep` of both pools is kept for requests of the highest priority.
+    With `last_check`, a decode instance refuses whom it has no room for; with `second_look`, the policy is asked again
+    when a prefill begins.
+    """
+
+    stay: float = Field(default=10.0, gt=0, le=3600)
+    factor: float = Field(default=1.0, ge=0.01, le=100)
+    keep: float = Field(default=0.0, ge=0, le=0.9)
+    last_check: bool = True
+    second_look: bool = False
 
 
 class Tiers(Section):
@@ -233,6 +251,7 @@ class Config(Section):
     instances: tuple[Instances, ...] = Field(default=(Instances(),), min_length=1, strict=False)
     slo: SloSection = SloSection()
     policies: Policies = Policies()
+    admission: AdmissionSection = AdmissionSection()
     tiers: Tiers = Tiers()
     transport: Transport = Transport()
     simulation: SimulationSection = SimulationSection()

@@ -146,7 +146,7 @@ class CostModel(Section):
         borders = [*range(start, prompt, chunk), prompt]
         return sum(self.step([part]) for part in pairwise(borders))
 
-    def decode_step(self, batch: int, context: int) -> float:
+    def decode_step(self, batch: float, context: float) -> float:
         """One token for each of `batch` requests that hold `context` tokens together; affine in the context."""
         return self.floor + self.per_sequence * batch + self.per_context * context
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mooncake_edu.admission import ADMISSIONS, Load, Refuse
+from mooncake_edu.admission import ADMISSIONS, Admission
 from mooncake_edu.conductor import POLICIES, ClusterView, Conductor, Placement, Query
 from mooncake_edu.config import Config, Instances
 from mooncake_edu.errors import ConfigError
@@ -18,13 +18,14 @@ from mooncake_edu.simulation.coupled import CoupledInstance
 from mooncake_edu.simulation.decode import DecodeInstance, Decoding
 from mooncake_edu.simulation.explain import Journal, Recording
 from mooncake_edu.simulation.fetches import Fetch, Fetches
+from mooncake_edu.simulation.gate import Gate
 from mooncake_edu.simulation.job import Job
 from mooncake_edu.simulation.network import Network
 from mooncake_edu.simulation.parts import conductor_of, costs_of, named, numbered
 from mooncake_edu.simulation.prefill import Flow, PrefillInstance, by_layer, in_turn
 from mooncake_edu.simulation.record import Recorder
 from mooncake_edu.simulation.reference import StepBatch, layer_after_layer
-from mooncake_edu.simulation.result import Columns, Result, Slos
+from mooncake_edu.simulation.result import Columns, Result, Slos, Stage
 from mooncake_edu.simulation.sight import Side, Sight
 from mooncake_edu.traces.trace import Trace
 
@@ -43,6 +44,7 @@ class Cluster:
     def __init__(
         self, config: Config, block_size: int, columns: Columns, log: EventLog | None = None, reference: bool = False,
         journal: Journal | None = None, watch: Watch | None = None, conductor: Conductor | None = None,
+        admission: Admission | None = None,
     ) -> None:  # fmt: skip
         self.config, self.costs, self.columns = config, costs_of(config), columns
         self.agenda = Agenda()
@@ -55,7 +57,7 @@ class Cluster:
         decode = coupled or [number for number, group in roles if group.role == "decode"]
         stages = {number: group.pipeline_parallel for number, group in roles}
         side = Side(fill, [stages[number] for number in fill])
-        other = side if coupled else Side(decode, [1] * len(decode))
+        other = side if coupled else Side(decode, [1] * len(decode), config.engine.max_batch)
         self.sight = Sight(side, other, config.simulation.view_age)
         rate = self.costs.network_rate()
         self._network = Network(self.agenda, {number: rate * nodes for number, nodes in stages.items()})
@@ -64,12 +66,12 @@ class Cluster:
         self.prefill: dict[int, PrefillInstance] = {}
         self.decode: dict[int, Decoding] = {}
         self.capacity = config.engine.count_blocks(self.costs.token_bytes) * block_size
+        self.gate = Gate(config, self.costs, self.sight, admission)
         for number, group in roles:
             self._add(number, group)
         conductor = conductor or conductor_of(config)
         self._conductor = conductor if journal is None else Recording(conductor, journal)
         self._watch = watch
-        self._admission = named("policies.admission", ADMISSIONS, config.policies.admission)()
 
     def _add(self, number: int, group: Instances) -> None:
         engine, simulation, told = self.config.engine, self.config.simulation, self._told(number)
@@ -85,7 +87,7 @@ class Cluster:
                 self.recorder, self,
             )  # fmt: skip
         elif group.role == "decode":
-            self.decode[number] = DecodeInstance(*serving, self._block_size)
+            self.decode[number] = DecodeInstance(*serving, self._block_size, self.gate.last_check)
         else:
             pages = PagedCache(engine.prefix_sharing, told)
             chunked = simulation.coupled == "chunked"
@@ -118,8 +120,7 @@ class Cluster:
         self.recorder.at(Kind.ARRIVED, job, job.prefill, now, now, prompt=job.prompt)
         refusal = self._refusal(job, placement)
         if refusal is not None:
-            self.recorder.refused(job, refusal, now)
-            self.columns.refused(job, now)
+            self._refuse(job, Stage.ARRIVAL, refusal, now)
             return
         self.columns.placed(job)
         self._conductor.commit(job.number, query, placement, reserve=not self._late)
@@ -135,7 +136,7 @@ class Cluster:
             self.decode[job.prefill].enter(job, now)
 
     def _query(self, job: Job) -> Query:
-        return Query(job.prompt, job.ids, job.arrival, block_size=self._block_size)
+        return Query(job.prompt, job.ids, job.arrival, job.priority, self._block_size)
 
     def _fetch(self, job: Job, placement: Placement, now: float) -> None:
         """Let the prefix come that the placement counts on."""
@@ -164,12 +165,32 @@ class Cluster:
     def _refusal(self, job: Job, placement: Placement) -> Refusal | None:
         if len(job.ids) * self._block_size + job.output > self.capacity:
             return Refusal.TOO_LARGE
-        slo = self.config.slo
-        pool, place = self.sight.decode, self.sight.decode.place[job.decode]
-        full = pool.requests[place] / self.config.engine.max_batch
-        decode = max(placement.tbt / slo.tbt.value, full) if pool.requests[place] else 0.0
-        decision = self._admission.decide(placement, Load(placement.ttft / slo.ttft.value, decode))
-        return decision.reason if isinstance(decision, Refuse) else None
+        return self.gate.ask(job, placement, placement.cached, job.arrival)
+
+    def _refuse(self, job: Job, stage: Stage, reason: Refusal, now: float) -> None:
+        self.recorder.refused(job, reason, now)
+        self.columns.refused(job, stage, reason, now)
+
+    def withdrawn(self, job: Job, now: float) -> bool:
+        """Whether a prompt whose turn has come is turned away after all."""
+        reason = self.gate.ask_again(job, now)
+        if reason is None:
+            return False
+        self._refuse(job, Stage.TURN, reason, now)
+        self.sight.report(now, self.sight.started, job.prefill, job.estimate, now)
+        if not self._late:
+            self.sight.report(now, self.sight.placed, job.decode, -job.prompt)
+        return True
+
+    def began(self, job: Job, now: float) -> None:
+        """A request decodes from now on."""
+        self.gate.began(job, now)
+
+    def turned_away(self, job: Job, reason: Refusal, now: float) -> None:
+        """A request found no room where it should decode."""
+        self._refuse(job, Stage.DECODE, reason, now)
+        self.sight.report(now, self.sight.placed, job.decode, -job.prompt)
+        self.gate.dropped(job, now)
 
     def taken(self, job: Job, until: float, now: float) -> None:
         """A prompt's turn has come; it will have been computed by `until`."""
@@ -182,6 +203,9 @@ class Cluster:
     def first(self, job: Job, now: float) -> None:
         """The first token is there."""
         job.first = now
+        if not self.prefill and job.left:  # where it was computed, it decodes
+            self.gate.came(job, now)
+            self.gate.began(job, now)
 
     def streaming(self, job: Job, flow: Flow, last: float, now: float) -> None:
         """KVCache begins to move: what is computed as fast as it is, at most, and the last layer behind it."""
@@ -204,6 +228,7 @@ class Cluster:
         def done(time: float) -> None:
             self.recorder.at(Kind.STREAM, job, job.decode, now, time, layer=-1, bytes=size)
             if job.left:
+                self.gate.came(job, time)
                 self.decode[job.decode].enter(job, time)
 
         self.moved("stream", size)
@@ -220,6 +245,7 @@ class Cluster:
         """A request has all its tokens."""
         self.recorder.finished(job, job.decode, now)
         self.sight.report(now, self.sight.placed, job.decode, -job.prompt)
+        self.gate.ended(job, now)
         self.columns.ended(job, now)
 
     def busy(self, duration: float) -> dict[str, dict[int, float]]:
@@ -235,27 +261,30 @@ def simulate(
     config: Config, trace: Trace, log: EventLog | None = None, *, reference: bool = False,
     order: Sequence[int] | None = None, progress: Progress = lambda done, of: None, name: str = "",
     journal: Journal | None = None, watch: Watch | None = None, conductor: Conductor | None = None,
+    admission: Admission | None = None, priorities: Sequence[int] | None = None,
 ) -> Result:  # fmt: skip
     """Serve a trace by a configuration's cluster, until the last request has ended.
 
     Requests that arrive at one time are taken in the order of their rows, or of their values in `order`. A `log`
     gets the events. `reference` computes step by step and layer by layer what is otherwise computed in closed form,
     and takes no log. A `journal` gets what the Conductor was asked and decided, `watch` every change of what is held
-    where. A `conductor` takes the place of the one that the configuration names. Raises ConfigError if the
-    configuration cannot be simulated with this trace.
+    where. A `conductor` and an `admission` take the places of those that the configuration names. Without `priorities`,
+    one a row, all requests are of one class. Raises ConfigError if the configuration cannot be simulated with this
+    trace.
     """
     check(config, trace)
     ranks = np.arange(len(trace)) if order is None else np.asarray(order)
     rows = np.lexsort((ranks, trace.arrival))
     columns = Columns(len(trace))
     cluster = Cluster(config, trace.block_size, columns, None if reference else log, reference, journal, watch,
-                      conductor)  # fmt: skip
+                      conductor, admission)  # fmt: skip
     flat, offsets = trace.ids.tolist(), trace.offsets.tolist()
     requests = (trace.arrival[rows].tolist(), trace.input_length[rows].tolist(), trace.output_length[rows].tolist())
     for number, (row, arrival, prompt, output) in enumerate(zip(rows.tolist(), *requests, strict=True)):
         if number % _TOLD == 0:
             progress(number, len(trace))
         job = Job(number, row, arrival, prompt, output, flat[offsets[row] : offsets[row + 1]])
+        job.priority = 0 if priorities is None else priorities[row]
         cluster.agenda.run(arrival, Rank.ARRIVED)
         cluster.arrive(job)
     cluster.agenda.run()
@@ -310,4 +339,5 @@ def _result(cluster: Cluster, columns: Columns, trace: Trace, name: str) -> Resu
     return Result(
         name, table, slos, reals["started"], ints["prefill"], ints["decode"], columns.hits,
         dict(sorted(cluster.moved_bytes.items())), cluster.busy(duration), duration, cluster.fetches.sent,
+        ints["stage"], ints["refusal"], reals["worked"],
     )  # fmt: skip

@@ -3,7 +3,8 @@
 Who comes joins at the end of the step in progress, first come, first served, if there is a place and its tokens fit,
 with a token more for every member. Pages are counted in tokens. When a step would not fit, those who joined last give
 way and wait in front of all others. Their KVCache goes to the node's DRAM and comes back when there is room, for which
-the batch stands still, as in vLLM's swapping.
+the batch stands still, as in vLLM's swapping. With the last check, who comes and finds no place, no pages or too slow a
+batch is turned away. Paper: arXiv 3.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Protocol
 
-from mooncake_edu.events import Kind, Reals
+from mooncake_edu.events import Kind, Reals, Refusal
 from mooncake_edu.model.costs import CostModel
 from mooncake_edu.simulation.agenda import Agenda, Rank
 from mooncake_edu.simulation.batch import Batch
@@ -22,6 +23,12 @@ from mooncake_edu.simulation.record import Recorder
 
 class Cluster(Protocol):
     """What an instance tells that decodes."""
+
+    def began(self, job: Job, now: float) -> None:
+        """A request is a member of the batch for the first time."""
+
+    def turned_away(self, job: Job, reason: Refusal, now: float) -> None:
+        """A request that came found no room."""
 
     def ended(self, job: Job, now: float) -> None:
         """A request has all its tokens."""
@@ -125,10 +132,10 @@ class DecodeInstance(Decoding):
 
     def __init__(
         self, number: int, places: int, capacity: int, costs: CostModel, batch: Batch, agenda: Agenda,
-        recorder: Recorder, cluster: Cluster, block_size: int,
+        recorder: Recorder, cluster: Cluster, block_size: int, last_check: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(number, places, capacity, costs, batch, agenda, recorder)
-        self._cluster = cluster
+        self._cluster, self._last_check = cluster, last_check
         self._blocks = capacity // block_size
 
     def used(self) -> int:
@@ -150,11 +157,18 @@ class DecodeInstance(Decoding):
             swapped += job.stored
             self.recorder.at(Kind.PREEMPTED, job, self.number, now, now, tokens=0)
             self.waiting.appendleft(job)
-        while self.waiting and self._fits(job := self.waiting[0]):
-            self.waiting.popleft()
-            self.recorder.at(Kind.QUEUED, job, self.number, job.since, now)
-            swapped += job.stored if job.times[1:] else 0  # it was here before
-            self.take(job, now)
+        while self.waiting:
+            if self._fits(job := self.waiting[0]):
+                self.waiting.popleft()
+                self.recorder.at(Kind.QUEUED, job, self.number, job.since, now)
+                swapped += job.stored if job.times[1:] else 0  # it was here before
+                self.take(job, now)
+            elif self._last_check and (new := self._newcomer()) is not None:
+                self.waiting.remove(new)
+                slow = self._slow(new, self.used() + new.stored)
+                self._cluster.turned_away(new, Refusal.TBT if slow else Refusal.LOAD, now)
+            else:
+                break
         size = swapped * self.costs.token_bytes
         self._cluster.moved("swap", size)
         if len(self.batch):
@@ -164,6 +178,23 @@ class DecodeInstance(Decoding):
         """Steps of decoding alone."""
         self.recorder.run(self.number, start, ends, prefill, size, self.batch.context, self._blocks, 0)
 
+    def take(self, job: Job, now: float) -> None:
+        """A request becomes a member."""
+        if not job.times[1:]:
+            self._cluster.began(job, now)
+        super().take(job, now)
+
+    def _newcomer(self) -> Job | None:
+        """The first of those who wait and were not sent back."""
+        return next((job for job in self.waiting if not job.times[1:]), None)
+
+    def _slow(self, job: Job, context: int) -> bool:
+        """Whether steps with so many tokens would take longer than a request wants; alone, it takes what it gets."""
+        size, asked = len(self.batch), job.asked
+        return size > 0 and asked is not None and self.costs.decode_step(size + 1, context) > asked.tbt
+
     def _fits(self, job: Job) -> bool:
-        size = len(self.batch)
-        return size < self.places and self.used() + job.stored + size + 1 <= self.capacity
+        size, context = len(self.batch), self.used() + job.stored
+        if self._last_check and not job.times[1:] and self._slow(job, context):
+            return False
+        return size < self.places and context + size + 1 <= self.capacity

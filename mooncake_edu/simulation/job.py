@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mooncake_edu.admission import Asked
 from mooncake_edu.events import Reals
 from mooncake_edu.outcome import mean_of_longest
 
@@ -17,13 +18,14 @@ class Job:
 
     `number` is its place in the order of arrival, which decides ties, and `row` that in the trace.
     `made` counts the tokens of its answer, `stored` those in the pages of the instance it decodes at. `hits` are the
-    tokens of its prompt that each tier gave; a recompute after a preemption is none.
+    tokens of its prompt that each tier gave; a recompute after a preemption is none. `worked` are seconds of prefill;
+    `asked` is what a policy of admission knows of it, and it `came` if its KVCache is where it decodes.
     """
 
     __slots__ = (
-        "arrival", "borrowed", "decode", "estimate", "fetching", "first", "hits", "ids", "joined", "made", "name",
-        "number", "output", "pinned", "prefill", "private", "prompt", "reused", "row", "since", "started",
-        "stored", "times",
+        "arrival", "asked", "borrowed", "came", "decode", "estimate", "fetching", "first", "hits", "ids", "joined",
+        "made", "name", "number", "output", "pinned", "prefill", "priority", "private", "prompt", "reused", "row",
+        "since", "started", "stored", "times", "worked",
     )  # fmt: skip
 
     def __init__(self, number: int, row: int, arrival: float, prompt: int, output: int, ids: Sequence[int]) -> None:
@@ -45,6 +47,10 @@ class Job:
         self.times: list[Reals] = []
         self.pinned: Sequence[int] = ()
         self.private = self.reused = 0
+        self.priority = 0
+        self.asked: Asked | None = None
+        self.came = False
+        self.worked = 0.0
 
     @property
     def left(self) -> int:

@@ -76,6 +76,9 @@ class Flow(NamedTuple):
 class Cluster(Protocol):
     """What a prefill instance tells."""
 
+    def withdrawn(self, job: Job, now: float) -> bool:
+        """Whether a prompt whose turn has come is turned away after all."""
+
     def taken(self, job: Job, until: float, now: float) -> None:
         """A prompt's turn has come."""
 
@@ -128,6 +131,8 @@ class PrefillInstance:
             self._agenda.put(now, Rank.TAKEN, self.number, self._take)
 
     def _take(self, now: float) -> None:
+        while self._queue and not self._queue[0].fetching and self._cluster.withdrawn(self._queue[0], now):
+            self._queue.popleft()
         if not self._queue:
             self._idle = True
             return
@@ -196,12 +201,13 @@ class PrefillInstance:
             for stage in range(stages):
                 at = max(at, self._free[stage])
                 passage = self._through(at, stored[stage], work, self._layers)
-                self.busy += (passage.free - at) / stages
+                job.worked += (passage.free - at) / stages
                 begin, stored[stage] = begin or passage.first, passage.stored
                 self._free[stage], at = passage.free, passage.computed
             self._recorder.at(Kind.CHUNK, job, self.number, entered, at, tokens=stop - start, position=start, cached=0)
             self._recorder.prefill_step(self.number, entered, at, stop - start)
             self._cluster.moved("store", size)
             load = 0.0
+        self.busy += job.worked
         self._free = [max(free, end) for free, end in zip(self._free, stored, strict=True)]
         return Flow(begin, at, max(stored))

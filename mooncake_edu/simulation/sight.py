@@ -9,16 +9,21 @@ from mooncake_edu.conductor import Change, ClusterView, Index, Pool, Query
 
 
 class Side:
-    """One role's instances, in columns: work waiting and under way, and requests placed there."""
+    """One role's instances, in columns: work waiting and under way, and requests placed there.
 
-    def __init__(self, numbers: Sequence[int], stages: Sequence[int]) -> None:
-        self.numbers, self.stages = numbers, stages
+    With `slots`, an instance with so many requests is full, and not used while others are not.
+    """
+
+    def __init__(self, numbers: Sequence[int], stages: Sequence[int], slots: int | None = None) -> None:
+        self.numbers, self.stages, self.slots = numbers, stages, slots
         self.place = {number: place for place, number in enumerate(numbers)}
         self.waiting = [0.0] * len(numbers)  # seconds of prefill
         self.prompts = [0] * len(numbers)
         self.until = [0.0] * len(numbers)  # when the prefill under way will have ended
         self.requests = [0] * len(numbers)
         self.context = [0] * len(numbers)
+        self.decoding = [0] * len(numbers)  # requests whose KVCache is there, with the tokens of their prompts
+        self.tokens = [0] * len(numbers)
         self.usable = [True] * len(numbers)
         self.sending = [0.0] * len(numbers)  # seconds of fetches from there
         self.fetches = [0] * len(numbers)
@@ -26,8 +31,14 @@ class Side:
     def pool(self, time: float, cached: Sequence[int]) -> Pool:
         """The columns as a policy reads them."""
         queue = [w + u - time if u > time else w for w, u in zip(self.waiting, self.until, strict=True)]
-        return Pool(self.numbers, self.stages, queue, cached, self.requests, self.context, self.usable,
+        return Pool(self.numbers, self.stages, queue, cached, self.requests, self.context, self._open(),
                     self.sending)  # fmt: skip
+
+    def _open(self) -> Sequence[bool]:
+        if self.slots is None or max(self.requests) < self.slots:
+            return self.usable
+        free = [usable and held < self.slots for usable, held in zip(self.usable, self.requests, strict=True)]
+        return free if any(free) else self.usable
 
 
 class Sight:
@@ -70,6 +81,12 @@ class Sight:
         place = self.decode.place[number]
         self.decode.requests[place] += 1 if tokens > 0 else -1
         self.decode.context[place] += tokens
+
+    def decodes(self, number: int, tokens: int) -> None:
+        """The KVCache of so many tokens came there to be decoded; negative ones when it went."""
+        place = self.decode.place[number]
+        self.decode.decoding[place] += 1 if tokens > 0 else -1
+        self.decode.tokens[place] += tokens
 
     def sends(self, number: int, seconds: float) -> None:
         """A fetch from there takes so many seconds of its network; negative ones when it has ended."""
