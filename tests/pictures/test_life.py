@@ -119,7 +119,8 @@ def test_the_conductor_s_row_says_where_the_request_went_and_what_was_loaded_cou
     log.add(Kind.DECODE, request="request 7", instance=9, start=4.0, end=5.0, tokens=1)
     log.add(Kind.FINISHED, request="request 7", instance=9, start=5.0, output=2, reason=1)
     drawn = life(log, "request 7", 6)
-    said = " ".join(text for trace in drawn.data if trace.type == "scatter" and trace.mode == "text" for text in trace.text)
+    texts = [trace.text for trace in drawn.data if trace.type == "scatter" and trace.mode == "text"]
+    said = " ".join(text for each in texts for text in each)
     assert "instance 3 computes the prompt, 9 makes the other tokens" in said
     assert "32 of 40 tokens found" in said and "found 32 of them" in drawn.layout.meta["finding"]
     assert drawn.layout.title.text == "The life of request 7"
