@@ -223,6 +223,24 @@ class Transport(Section):
     retries: int = Field(default=9, ge=0, le=100)
 
 
+class Outage(Section):
+    """An instance that takes nothing new between two times on the clock of the arrivals, in seconds.
+
+    `instance` is its number in the order of the configuration, from 0. One that is draining ends what it has, and gives
+    its cache to others. One that is down loses all that it had, and comes back with nothing.
+    """
+
+    instance: int = Field(ge=0, le=1_000_000)
+    start: float = Field(ge=0, le=1e9)
+    stop: float = Field(ge=0, le=1e9)
+    kind: Literal["draining", "down"]
+
+    def check(self) -> None:
+        """It ends after it began."""
+        if self.stop <= self.start:
+            raise ValueError(f"stop {self.stop:g} is not after start {self.start:g}: give a later time")
+
+
 class SimulationSection(Section):
     """What only a simulation needs to know.
 
@@ -230,7 +248,8 @@ class SimulationSection(Section):
     those of the model. With `layerwise`, KVCache is loaded, stored and sent layer by layer while others are computed.
     A `coupled` instance computes whole prompts first, or chunks of them beside its decoding requests. The view of the
     cluster is `view_age` seconds old; each estimate of a prefill is off by a factor that is log-normal with
-    `estimate_noise` as its sigma.
+    `estimate_noise` as its sigma. With `outages`, instances are missing for a while; if all of a role are, requests are
+    refused.
     """
 
     costs: str | None = Field(default=None, min_length=1)
@@ -240,6 +259,19 @@ class SimulationSection(Section):
     view_age: float = Field(default=0.0, ge=0, le=3600)
     estimate_noise: float = Field(default=0.0, ge=0, le=3)
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    outages: tuple[Outage, ...] = Field(default=(), strict=False)
+
+    def check(self) -> None:
+        """An instance is out for one reason at a time."""
+        last: dict[int, Outage] = {}
+        for each in sorted(self.outages, key=lambda outage: (outage.start, outage.stop)):
+            before = last.get(each.instance)
+            if before is not None and each.start < before.stop:
+                raise ValueError(
+                    f"outages: instance {each.instance} goes at {each.start:g} and is out until {before.stop:g} "
+                    "already: let one end before the next begins"
+                )
+            last[each.instance] = each
 
 
 class Config(Section):
@@ -262,6 +294,13 @@ class Config(Section):
         for role, other in (("prefill", "decode"), ("decode", "prefill")):
             if role in roles and other not in roles:
                 raise ValueError(f"instances: role {role!r} needs one of role {other!r}: add it, or use 'coupled'")
+        count = sum(group.count for group in self.instances)
+        for number, outage in enumerate(self.simulation.outages):
+            if outage.instance >= count:
+                raise ValueError(
+                    f"simulation.outages[{number}].instance {outage.instance} does not exist: use a number from 0 to "
+                    f"{count - 1}"
+                )
 
     @classmethod
     def size(cls, name: str) -> Config:

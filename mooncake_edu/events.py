@@ -91,6 +91,7 @@ class Refusal(IntEnum):
     TBT = 3
     LOAD = 4  # the load of a pool is too high
     OTHER = 5
+    DOWN = 6  # no instance of a role can be used
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@
 
 `result.table` is the `RequestTable` that an event log gives too, in the trace's order; give `simulate` an `EventLog` as
 `log` to have every span and step, and an `explain.Journal` as `journal` to have every decision. The configuration says
-all else: [[instances]], [engine] (places, pages, and as `token_budget` the chunk of a prefill instance or the step of a
-coupled one), [tiers], [policies], [slo], [simulation].
+all else: [[instances]], [engine] (places, pages, how many may wait, and as `token_budget` the chunk of a prefill
+instance or the step of a coupled one), [tiers], [policies], [slo], [simulation]. Instances are missing for a while by
+[[simulation.outages]]: see `outages`.
 
 When a block counts as cached: at the end of the prefill that computed it, all its layers stored. What a request is to
 fetch from another instance begins to move when it is placed, and its prefill waits for it. What it reuses is looked up

@@ -15,9 +15,11 @@ class Rank(IntEnum):
     PREFILLED = 0  # a first token is there
     STORED = 1  # blocks count as cached
     MOVED = 2  # a transfer has ended
-    TAKEN = 3  # an instance begins with its next prompt
-    ARRIVED = 4
-    STEPPED = 5  # a run of batch steps has ended, so that all who came until now can join the next one
+    CHANGED = 3  # an instance goes, or comes back
+    AGAIN = 4  # who was lost with it is placed again
+    TAKEN = 5  # an instance begins with its next prompt
+    ARRIVED = 6
+    STEPPED = 7  # a run of batch steps has ended, so that all who came until now can join the next one
 
 
 class Agenda:

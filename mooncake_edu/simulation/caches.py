@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mooncake_edu.store import POLICIES, ChainCache
 
@@ -52,6 +52,14 @@ class NodeCache:
             new, gone = ids[cache.match(ids) :], cache.use(ids)
             if cache is self._caches[-1]:
                 self._told(new, gone)  # type: ignore[arg-type]
+
+    def clear(self) -> list[int]:
+        """Everything is gone; returns the ids, of which nobody is told."""
+        gone: list[Any] = []
+        for cache in self._caches:
+            cache.capacity, room = 0, cache.capacity
+            gone, cache.capacity = cache.use(()), room
+        return gone
 
 
 class PagedCache:
@@ -112,6 +120,13 @@ class PagedCache:
             if not self._users[id_]:
                 del self._users[id_]
                 self._kept[id_] = None
+
+    def clear(self) -> list[int]:
+        """Everything is gone; returns the ids, of which nobody is told."""
+        gone = [*self._users, *self._kept]
+        self._users.clear()
+        self._kept.clear()
+        return gone
 
     def shrink(self, room: int) -> None:
         """Keep at most `room` blocks for reuse."""

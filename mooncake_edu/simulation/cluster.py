@@ -21,6 +21,7 @@ from mooncake_edu.simulation.fetches import Fetch, Fetches
 from mooncake_edu.simulation.gate import Gate
 from mooncake_edu.simulation.job import Job
 from mooncake_edu.simulation.network import Network
+from mooncake_edu.simulation.outages import Outages
 from mooncake_edu.simulation.parts import conductor_of, costs_of, named, numbered
 from mooncake_edu.simulation.prefill import Flow, PrefillInstance, by_layer, in_turn
 from mooncake_edu.simulation.record import Recorder
@@ -58,10 +59,10 @@ class Cluster:
         stages = {number: group.pipeline_parallel for number, group in roles}
         side = Side(fill, [stages[number] for number in fill])
         other = side if coupled else Side(decode, [1] * len(decode), config.engine.max_batch)
-        self.sight = Sight(side, other, config.simulation.view_age)
+        self.sight = Sight(side, other, config.simulation.view_age, config.engine.max_queue)
         rate = self.costs.network_rate()
-        self._network = Network(self.agenda, {number: rate * nodes for number, nodes in stages.items()})
-        self.fetches = Fetches(self._network, self.costs, self.sight, block_size)
+        self.network = Network(self.agenda, {number: rate * nodes for number, nodes in stages.items()})
+        self.fetches = Fetches(self.network, self.costs, self.sight, block_size)
         self._copies, self._late = 0, config.policies.decode == "hand-over" and not coupled
         self.prefill: dict[int, PrefillInstance] = {}
         self.decode: dict[int, Decoding] = {}
@@ -71,7 +72,9 @@ class Cluster:
             self._add(number, group)
         conductor = conductor or conductor_of(config)
         self._conductor = conductor if journal is None else Recording(conductor, journal)
-        self._watch = watch
+        self.watch = watch
+        self.alive: dict[int, Job] = {}  # who is served
+        self.outages = Outages(self, config.simulation.outages)
 
     def _add(self, number: int, group: Instances) -> None:
         engine, simulation, told = self.config.engine, self.config.simulation, self._told(number)
@@ -96,8 +99,8 @@ class Cluster:
     def _told(self, number: int) -> Callable[[Sequence[int], Sequence[int]], None]:
         def told(new: Sequence[int], gone: Sequence[int]) -> None:
             self.sight.report(self.agenda.now, self.sight.cached, number, new, gone)
-            if self._watch is not None:
-                self._watch(self.agenda.now, number, new, gone)
+            if self.watch is not None:
+                self.watch(self.agenda.now, number, new, gone)
 
         return told
 
@@ -113,20 +116,32 @@ class Cluster:
         """A request comes: it is placed and admitted, or refused."""
         now = self.agenda.now = job.arrival
         self.columns.arrived(job)
-        query = self._query(job)
+        self.place(job, now)
+
+    def place(self, job: Job, now: float) -> None:
+        """A request that comes, or was lost, goes where the Conductor says; if that is nowhere, it is refused."""
+        self.alive[job.number] = job
+        query = self._query(job, now)
         view = self.sight.look(now, query)
-        placement = self._conductor.place(query, view)
-        job.prefill, job.decode, job.estimate = placement.prefill, placement.decode, placement.work
-        self.recorder.at(Kind.ARRIVED, job, job.prefill, now, now, prompt=job.prompt)
-        refusal = self._refusal(job, placement)
-        if refusal is not None:
-            self._refuse(job, Stage.ARRIVAL, refusal, now)
-            return
+        placement = self._choose(query, view)
+        if placement is not None:
+            job.prefill, job.decode, job.estimate = placement.prefill, placement.decode, placement.work
+        if not job.tries:
+            self.recorder.at(Kind.ARRIVED, job, job.prefill, now, now, prompt=job.prompt)
+        stage = Stage.TURN if job.tries else Stage.ARRIVAL
+        if placement is None:
+            self._refuse(job, stage, self._nowhere(), now)
+        elif (refusal := self._refusal(job, placement, now)) is not None:
+            self._refuse(job, stage, refusal, now)
+        else:
+            self._serve(job, query, view, placement, now)
+
+    def _serve(self, job: Job, query: Query, view: ClusterView, placement: Placement, now: float) -> None:
         self.columns.placed(job)
         self._conductor.commit(job.number, query, placement, reserve=not self._late)
         self.sight.report(now, self.sight.queued, job.prefill, job.estimate)
         if not self._late:
-            self.sight.report(now, self.sight.placed, job.decode, job.prompt)
+            self.reserve(job, 1, now)
         self.sight.report(now, self._conductor.confirm, job.number)
         if job.prefill in self.prefill:
             self._fetch(job, placement, now)
@@ -135,51 +150,74 @@ class Cluster:
         else:
             self.decode[job.prefill].enter(job, now)
 
-    def _query(self, job: Job) -> Query:
-        return Query(job.prompt, job.ids, job.arrival, job.priority, self._block_size)
+    def _query(self, job: Job, now: float) -> Query:
+        return Query(job.prompt, job.ids, now, job.priority, self._block_size)
+
+    def _choose(self, query: Query, view: ClusterView) -> Placement | None:
+        """Where the Conductor places a request, asked again as long as an instance that it chose takes nothing."""
+        while any(view.prefill.usable) and any(view.decode.usable):
+            placement = self._conductor.place(query, view)
+            if not self.outages.refuse(placement.prefill, *(() if self._late else (placement.decode,))):
+                return placement
+        return None
+
+    def reserve(self, job: Job, sign: int, now: float) -> None:
+        """A place at its decode instance is held for a request from now on; with -1 no more."""
+        job.reserved = sign > 0
+        self.sight.report(now, self.sight.placed, job.decode, sign * job.prompt)
 
     def _fetch(self, job: Job, placement: Placement, now: float) -> None:
         """Let the prefix come that the placement counts on."""
         if placement.source is None:
             return
         kept = self.config.policies.replication != "none"
-        ids = job.ids[: -(-placement.cached // self._block_size)]
+        ids, tries = job.ids[: -(-placement.cached // self._block_size)], job.tries
         fetch = Fetch(placement.source, job.prefill, ids, placement.cached, kept)
 
-        def done(time: float) -> None:
-            job.fetching = False
-            self.prefill[job.prefill].fetched(time)
+        def done(time: float, came: bool) -> None:
+            if job.tries == tries:
+                job.fetching, job.borrowed = False, job.borrowed if came else 0
+                self.prefill[job.prefill].fetched(time)
 
         blocks = self.fetches.begin(fetch, 3 * job.number + 2, now, done)
         job.fetching, job.borrowed = blocks > 0, 0 if kept else blocks
 
     def _copy(self, query: Query, view: ClusterView, placement: Placement, now: float) -> None:
         """Let a copy be made ahead of demand, if the Conductor wants one."""
+        if not any(view.prefill.usable):  # the last one may just have become full
+            return
         copy = self._conductor.copy(query, view, placement)
-        if copy is not None:
+        if copy is not None and copy.target not in self.outages.out:
             self._copies += 1
             ids: Sequence[int] = query.keys[: -(-copy.tokens // self._block_size)]  # type: ignore[assignment]
             fetch = Fetch(copy.source, copy.target, ids, copy.tokens)
-            self.fetches.begin(fetch, -self._copies, now, lambda _: None)
+            self.fetches.begin(fetch, -self._copies, now, lambda *_: None)
 
-    def _refusal(self, job: Job, placement: Placement) -> Refusal | None:
+    def _refusal(self, job: Job, placement: Placement, now: float) -> Refusal | None:
+        if job.tries:
+            self.gate.again(job, placement, now)
+            return None
         if len(job.ids) * self._block_size + job.output > self.capacity:
             return Refusal.TOO_LARGE
         return self.gate.ask(job, placement, placement.cached, job.arrival)
 
+    def _nowhere(self) -> Refusal:
+        return Refusal.QUEUE_FULL if self.sight.roster.full else Refusal.DOWN
+
     def _refuse(self, job: Job, stage: Stage, reason: Refusal, now: float) -> None:
+        del self.alive[job.number]
         self.recorder.refused(job, reason, now)
         self.columns.refused(job, stage, reason, now)
 
     def withdrawn(self, job: Job, now: float) -> bool:
         """Whether a prompt whose turn has come is turned away after all."""
-        reason = self.gate.ask_again(job, now)
+        reason = None if job.tries else self.gate.ask_again(job, now)
         if reason is None:
             return False
         self._refuse(job, Stage.TURN, reason, now)
         self.sight.report(now, self.sight.started, job.prefill, job.estimate, now)
-        if not self._late:
-            self.sight.report(now, self.sight.placed, job.decode, -job.prompt)
+        if job.reserved:
+            self.reserve(job, -1, now)
         return True
 
     def began(self, job: Job, now: float) -> None:
@@ -189,7 +227,7 @@ class Cluster:
     def turned_away(self, job: Job, reason: Refusal, now: float) -> None:
         """A request found no room where it should decode."""
         self._refuse(job, Stage.DECODE, reason, now)
-        self.sight.report(now, self.sight.placed, job.decode, -job.prompt)
+        self.reserve(job, -1, now)
         self.gate.dropped(job, now)
 
     def taken(self, job: Job, until: float, now: float) -> None:
@@ -201,29 +239,29 @@ class Cluster:
         self.sight.report(now, self.sight.free, number)
 
     def first(self, job: Job, now: float) -> None:
-        """The first token is there."""
-        job.first = now
+        """The first token is there, or the next one of a request that was lost."""
+        if job.made == 1:
+            job.first = now
         if not self.prefill and job.left:  # where it was computed, it decodes
             self.gate.came(job, now)
             self.gate.began(job, now)
 
     def streaming(self, job: Job, flow: Flow, last: float, now: float) -> None:
         """KVCache begins to move: what is computed as fast as it is, at most, and the last layer behind it."""
-        if self._late:
-            name, query = ("decode", job.number), self._query(job)
-            job.decode = self._conductor.hand_over(name, query, self.sight.look(now, query), now)
-            self.columns.placed(job)
-            self.sight.report(now, self.sight.placed, job.decode, job.prompt)
-            self.sight.report(now, self._conductor.confirm, name)
-        size = job.prompt * self.costs.token_bytes
+        if not job.reserved and job.left and not self._hand_over(job, now):
+            return
+        job.send, tries = (lambda time: self.streaming(job, flow, last, time)), job.tries
+        size = flow.tokens * self.costs.token_bytes
         window = flow.computed - now
         bulk = size * (1 - last) if window > 0 else 0.0
 
         def rest(time: float) -> None:
+            if job.tries != tries:
+                return
             if time < flow.computed:  # by rounding
                 self.agenda.put(flow.computed, Rank.MOVED, -1 - job.number, rest)
             else:
-                self._network.send(time, 3 * job.number + 1, job.prefill, job.decode, size - bulk, done)
+                self.network.send(time, 3 * job.number + 1, job.prefill, job.decode, size - bulk, done)
 
         def done(time: float) -> None:
             self.recorder.at(Kind.STREAM, job, job.decode, now, time, layer=-1, bytes=size)
@@ -233,9 +271,26 @@ class Cluster:
 
         self.moved("stream", size)
         if bulk:
-            self._network.send(now, 3 * job.number, job.prefill, job.decode, bulk, rest, bulk / window)
+            self.network.send(now, 3 * job.number, job.prefill, job.decode, bulk, rest, bulk / window)
         else:
             rest(now)
+
+    def _hand_over(self, job: Job, now: float) -> bool:
+        """Choose where a request decodes, now that its KVCache begins to move; without an instance it is refused."""
+        name, query = ("decode", job.number), self._query(job, now)
+        view = self.sight.look(now, query)
+        while any(view.decode.usable):
+            job.decode = self._conductor.hand_over(name, query, view, now)
+            if not self.outages.refuse(job.decode):
+                self.columns.placed(job)
+                self.reserve(job, 1, now)
+                self.sight.report(now, self._conductor.confirm, name)
+                return True
+        self._conductor.confirm(name)
+        if job.stored or job.left > 1:  # else its prefill makes its last token
+            self._refuse(job, Stage.DECODE, self._nowhere(), now)
+            self.gate.dropped(job, now)
+        return False
 
     def moved(self, what: str, size: float) -> None:
         """Bytes were moved."""
@@ -244,7 +299,9 @@ class Cluster:
     def ended(self, job: Job, now: float) -> None:
         """A request has all its tokens."""
         self.recorder.finished(job, job.decode, now)
-        self.sight.report(now, self.sight.placed, job.decode, -job.prompt)
+        del self.alive[job.number]
+        if job.reserved:
+            self.reserve(job, -1, now)
         self.gate.ended(job, now)
         self.columns.ended(job, now)
 
@@ -339,5 +396,5 @@ def _result(cluster: Cluster, columns: Columns, trace: Trace, name: str) -> Resu
     return Result(
         name, table, slos, reals["started"], ints["prefill"], ints["decode"], columns.hits,
         dict(sorted(cluster.moved_bytes.items())), cluster.busy(duration), duration, cluster.fetches.sent,
-        ints["stage"], ints["refusal"], reals["worked"],
+        ints["stage"], ints["refusal"], reals["worked"], cluster.outages.lost,
     )  # fmt: skip

@@ -38,7 +38,7 @@ class Cluster(Protocol):
         """The prefill in progress has ended."""
 
     def first(self, job: Job, now: float) -> None:
-        """The first token is there."""
+        """The first token is there, or the next one of a request that was lost."""
 
     def ended(self, job: Job, now: float) -> None:
         """A request has all its tokens."""
@@ -59,6 +59,18 @@ class CoupledInstance(Decoding):
         self._private = 0  # blocks without an id that can be found
         self._answers = 0  # tokens of answers that are computed again
         self._chunks: list[tuple[Job, int, int]] = []  # of the step in progress
+        self._planned: list[tuple[float, float, list[tuple[Job, int, int]]]] = []  # steps with their begin and end
+
+    def fail(self, now: float) -> list[int]:
+        """Everything here is lost, but for the tokens of steps that have ended; returns the ids that were held."""
+        if self._planned:
+            start, self._planned = self._planned[-1][0], [each for each in self._planned if each[1] <= now]
+            self.busy += max(now - start, 0.0)
+            self._note()
+        self._prefilling.clear()
+        self._chunks, self._private, self._answers = [], 0, 0
+        super().fail(now)
+        return self.cache.clear()
 
     def used(self) -> int:
         """Blocks of prompts, and tokens of answers."""
@@ -67,6 +79,7 @@ class CoupledInstance(Decoding):
 
     def finish(self, now: float) -> None:
         """Prompts that are computed get a token; those with all their tokens end."""
+        self._note()
         for job, _, stop in self._chunks:
             self._prefilling[job] = stop
             if stop == job.prompt + job.made:
@@ -132,6 +145,8 @@ class CoupledInstance(Decoding):
         self.recorder.at(Kind.QUEUED, job, self.number, job.since, now)
         if not job.hits:
             job.started, job.hits = now, {"pages": job.reused}
+        if not job.begun:
+            job.begun = True
             self._cluster.taken(job, now + job.estimate, now)
         return job
 
@@ -147,22 +162,27 @@ class CoupledInstance(Decoding):
     def _compute(self, now: float) -> None:
         """A step with chunks; as long as one prompt takes all that is left of the budget, several in a row."""
         size, context = (len(self.batch), self.batch.context) if self._chunked else (0, 0)
-        end, ends = now, []
+        end = now
         for step in range(1, self._repeats() + 1):
             if step > 1:
                 job, start, stop = self._chunks[0]
                 self._chunks = [(job, stop, 2 * stop - start)]
             begin, parts = end, [(start, stop) for _, start, stop in self._chunks]
             end += self.costs.step(parts, size, context + step * size)
-            ends.append(end)
-            self._tell(begin, end)
-        tokens = sum(stop - start for start, stop in parts)
-        if size:
-            times = np.array(ends)
-            self.batch.note(times)
-            self.record(now, times, tokens, size)
-        self.busy += end - now
+            self._planned.append((begin, end, self._chunks))
         self._put(end)
+
+    def _note(self) -> None:
+        """What was planned has been done."""
+        for begin, end, chunks in self._planned:
+            self._tell(begin, end, chunks)
+            self.busy += end - begin
+        if self._planned and self._chunked and len(self.batch):
+            times = np.array([end for _, end, _ in self._planned])
+            self.batch.note(times)
+            tokens = sum(stop - start for _, start, stop in self._planned[0][2])
+            self.record(self._planned[0][0], times, tokens, len(self.batch))
+        self._planned = []
 
     def _repeats(self) -> int:
         """How many steps like the one that is planned come before anything can change."""
@@ -173,15 +193,15 @@ class CoupledInstance(Decoding):
         room = self.room() if size else unfinished
         return max(min(unfinished, room, self.batch.steps_to_finish(), self.batch.longest), 1)
 
-    def _tell(self, begin: float, end: float) -> None:
-        for job, start, stop in self._chunks:
+    def _tell(self, begin: float, end: float, chunks: Sequence[tuple[Job, int, int]]) -> None:
+        for job, start, stop in chunks:
             cached = start if start == job.reused else 0
             self.recorder.at(Kind.CHUNK, job, self.number, begin, end, tokens=stop - start, position=start,
                              cached=cached)  # fmt: skip
         if not self._chunked or not len(self.batch):
             total, kept = self.capacity // self._block_size, self.cache.kept
             used = min(-(-self.used() // self._block_size), total)
-            tokens = sum(stop - start for _, start, stop in self._chunks)
+            tokens = sum(stop - start for _, start, stop in chunks)
             self.recorder.prefill_step(self.number, begin, end, tokens, used, min(kept, total - used),
                                        max(total - used - kept, 0))  # fmt: skip
 
@@ -196,7 +216,7 @@ class CoupledInstance(Decoding):
         job.made += 1
         job.stored = job.prompt + job.made - 1
         job.times.append(np.array([now]))
-        if job.made == 1:
+        if not job.came:
             self._cluster.free(self.number, now)
             self._cluster.first(job, now)
         if job.left:
@@ -219,7 +239,7 @@ class CoupledInstance(Decoding):
             else:
                 job = next(reversed(self.batch.members.values()))
                 self.leave(job, now)
-                lost = job.stored
+                lost, job.stored = job.stored, 0
             self._release(job)
             job.since = now
             self.recorder.at(Kind.PREEMPTED, job, self.number, now, now, tokens=lost)

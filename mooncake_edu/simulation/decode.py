@@ -67,6 +67,19 @@ class Decoding(ABC):
             self._steps = min(self._steps, self.batch.steps_until(self._start, now))
             self._put(self._start + self.batch.elapsed(self._steps))
 
+    def fail(self, now: float) -> list[int]:
+        """Everything here is lost, but for the tokens of steps that have ended; returns the ids that were held."""
+        if self._steps:
+            steps = self.batch.steps_until(self._start, now)
+            self._steps = steps - (self._start + self.batch.elapsed(steps) > now)
+        if self._steps:
+            self._advance()
+        self._due = -1.0
+        for job in [*self.batch.members.values()]:
+            self.leave(job, now)
+        self.waiting.clear()
+        return []
+
     def _put(self, due: float) -> None:
         if due != self._due:
             self._due = due
@@ -156,12 +169,13 @@ class DecodeInstance(Decoding):
             self.leave(job, now)
             swapped += job.stored
             self.recorder.at(Kind.PREEMPTED, job, self.number, now, now, tokens=0)
+            job.swapped = True
             self.waiting.appendleft(job)
         while self.waiting:
             if self._fits(job := self.waiting[0]):
                 self.waiting.popleft()
                 self.recorder.at(Kind.QUEUED, job, self.number, job.since, now)
-                swapped += job.stored if job.times[1:] else 0  # it was here before
+                swapped += job.stored if job.swapped else 0
                 self.take(job, now)
             elif self._last_check and (new := self._newcomer()) is not None:
                 self.waiting.remove(new)
@@ -180,13 +194,13 @@ class DecodeInstance(Decoding):
 
     def take(self, job: Job, now: float) -> None:
         """A request becomes a member."""
-        if not job.times[1:]:
+        if not job.swapped:
             self._cluster.began(job, now)
         super().take(job, now)
 
     def _newcomer(self) -> Job | None:
         """The first of those who wait and were not sent back."""
-        return next((job for job in self.waiting if not job.times[1:]), None)
+        return next((job for job in self.waiting if not job.swapped), None)
 
     def _slow(self, job: Job, context: int) -> bool:
         """Whether steps with so many tokens would take longer than a request wants; alone, it takes what it gets."""
@@ -195,6 +209,6 @@ class DecodeInstance(Decoding):
 
     def _fits(self, job: Job) -> bool:
         size, context = len(self.batch), self.used() + job.stored
-        if self._last_check and not job.times[1:] and self._slow(job, context):
+        if self._last_check and not job.swapped and self._slow(job, context):
             return False
         return size < self.places and context + size + 1 <= self.capacity

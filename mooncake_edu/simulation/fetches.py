@@ -11,7 +11,8 @@ from mooncake_edu.simulation.caches import NodeCache
 from mooncake_edu.simulation.network import Network
 from mooncake_edu.simulation.sight import Sight
 
-Done = Callable[[float], None]
+Done = Callable[[float, bool], None]
+"""Told when, and whether all of it came; if not, an instance went down."""
 
 
 class Fetch(NamedTuple):
@@ -33,6 +34,7 @@ class Fetches:
     def __init__(self, network: Network, costs: CostModel, sight: Sight, block_size: int) -> None:
         self.sent: dict[int, float] = {}
         self.caches: dict[int, NodeCache] = {}
+        self.down: set[int] = set()
         self._network, self._costs, self._sight, self._block_size = network, costs, sight, block_size
         self._coming: dict[tuple[int, int], list[Done]] = {}
 
@@ -62,12 +64,14 @@ class Fetches:
         self.sent[fetch.source] = self.sent.get(fetch.source, 0.0) + size
         self._sight.report(now, self._sight.sends, fetch.source, seconds)
 
-        def ended(time: float) -> None:
-            self._sight.report(time, self._sight.sends, fetch.source, -seconds)
-            if fetch.kept:
+        def ended(time: float, came: bool = True) -> None:
+            if came or fetch.source not in self.down:  # what an instance that is down had to send is forgotten
+                self._sight.report(time, self._sight.sends, fetch.source, -seconds)
+            if came and fetch.kept:
                 target.store(ids)
             for each in self._coming.pop(coming):
-                each(time)
+                each(time, came)
 
-        self._network.send(now, number, fetch.source, fetch.target, size, ended, limit)
+        self._network.send(now, number, fetch.source, fetch.target, size, ended, limit,
+                           lambda time: ended(time, False))  # fmt: skip
         return there

@@ -41,10 +41,10 @@ class Gate:
 
     def ask(self, job: Job, forecast: Forecast, cached: int, now: float) -> Refusal | None:
         """Why a request that comes and would be placed so is turned away; None if it is not."""
-        slo = self._slo.ttft
-        ttft = slo.value * (self._costs.prefill(job.prompt) if slo.multiple else 1.0)
+        ttft = self._slo.ttft.seconds(self._costs.prefill(job.prompt))
         decode = job.decode if self._reserved else None
-        job.asked = Asked(job.prompt, ttft, self.tbt(job.prompt), cached, job.priority, decode)
+        tbt = self._slo.tbt.seconds(self._costs.decode_step(1, job.prompt))
+        job.asked = Asked(job.prompt, ttft, tbt, cached, job.priority, decode)
         return self._decide(job, job.asked, forecast, forecast.ttft, now)
 
     def ask_again(self, job: Job, now: float) -> Refusal | None:
@@ -72,11 +72,6 @@ class Gate:
         decode = self.policy.room.load(requests + 1, tokens + job.prompt, asked.tbt) if requests else 0.0
         return Load(ttft / asked.ttft, decode, max(sum(side.usable), 1))
 
-    def tbt(self, prompt: int) -> float:
-        """The TBT objective of a request, in seconds."""
-        slo = self._slo.tbt
-        return slo.value * (self._costs.decode_step(1, prompt) if slo.multiple else 1.0)
-
     def came(self, job: Job, now: float) -> None:
         """Its KVCache is where it should decode."""
         job.came = True
@@ -95,6 +90,16 @@ class Gate:
         """It is turned away after it was admitted, or given up."""
         self._went(job, now)
         self._sight.report(now, self.policy.dropped, job.number, now)
+
+    def lost(self, job: Job, now: float) -> None:
+        """Its KVCache is lost, with the instance that would have told so."""
+        job.came = False
+        self.policy.dropped(job.number, now)
+
+    def again(self, job: Job, forecast: Forecast, now: float) -> None:
+        """Who was lost is placed again; since it was admitted once, the policy is not asked."""
+        if job.asked is not None:
+            self.policy.placed(job.number, job.asked, forecast, now)
 
     def _went(self, job: Job, now: float) -> None:
         if job.came:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,13 +19,15 @@ class Job:
     `number` is its place in the order of arrival, which decides ties, and `row` that in the trace.
     `made` counts the tokens of its answer, `stored` those in the pages of the instance it decodes at. `hits` are the
     tokens of its prompt that each tier gave; a recompute after a preemption is none. `worked` are seconds of prefill;
-    `asked` is what a policy of admission knows of it, and it `came` if its KVCache is where it decodes.
+    `asked` is what a policy of admission knows of it, and it `came` if its KVCache is where it decodes. A place is
+    `reserved` there when its KVCache begins to move, which `send` does anew, at the latest; it was `swapped` if it gave
+    way there. Its prefill has `begun`, and `tries` counts how often it, or its transfer, was lost with an instance.
     """
 
     __slots__ = (
-        "arrival", "asked", "borrowed", "came", "decode", "estimate", "fetching", "first", "hits", "ids", "joined",
-        "made", "name", "number", "output", "pinned", "prefill", "priority", "private", "prompt", "reused", "row",
-        "since", "started", "stored", "times", "worked",
+        "arrival", "asked", "begun", "borrowed", "came", "decode", "estimate", "fetching", "first", "hits", "ids",
+        "joined", "made", "name", "number", "output", "pinned", "prefill", "priority", "private", "prompt",
+        "reserved", "reused", "row", "send", "since", "started", "stored", "swapped", "times", "tries", "worked",
     )  # fmt: skip
 
     def __init__(self, number: int, row: int, arrival: float, prompt: int, output: int, ids: Sequence[int]) -> None:
@@ -49,7 +51,9 @@ class Job:
         self.private = self.reused = 0
         self.priority = 0
         self.asked: Asked | None = None
-        self.came = False
+        self.begun = self.reserved = self.came = self.swapped = False
+        self.send: Callable[[float], None] | None = None
+        self.tries = 0
         self.worked = 0.0
 
     @property

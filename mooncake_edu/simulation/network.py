@@ -23,13 +23,14 @@ class Link(NamedTuple):
 class Flow:
     """A transfer under way: bytes `left` at time `since`, its `rate` since then and the time it is due to end."""
 
-    __slots__ = ("done", "due", "left", "limit", "links", "number", "rate", "since")
+    __slots__ = ("done", "due", "left", "limit", "links", "lost", "number", "rate", "since")
 
     def __init__(
         self, number: int, links: tuple[Link, Link], size: float, limit: float, now: float,
-        done: Callable[[float], None],
+        done: Callable[[float], None], lost: Callable[[float], None] | None = None,
     ) -> None:  # fmt: skip
         self.number, self.links, self.left, self.limit, self.since, self.done = number, links, size, limit, now, done
+        self.lost = lost
         self.rate, self.due = 0.0, float("inf")
 
 
@@ -43,14 +44,15 @@ class Network:
 
     def send(
         self, now: float, number: int, source: int, target: int, size: float, done: Callable[[float], None],
-        limit: float = float("inf"),
+        limit: float = float("inf"), lost: Callable[[float], None] | None = None,
     ) -> None:  # fmt: skip
         """Move `size` bytes, at `limit` bytes/s at most; `done` is called with the time when all of it is there.
 
-        `number` tells the transfer from all others under way, and orders those that end together.
+        If one of the instances goes down before, `lost` is called instead. `number` tells the transfer from all others
+        under way, and orders those that end together.
         """
         links = Link(source, True), Link(target, False)
-        flow = Flow(number, links, size, limit, now, done)
+        flow = Flow(number, links, size, limit, now, done, lost)
         for link in links:
             self._flows.setdefault(link, {})[number] = flow
         if self._easy(links):
@@ -58,16 +60,26 @@ class Network:
         else:
             self._share(now, links)
 
+    def drop(self, instance: int, now: float) -> None:
+        """An instance is down: nothing moves there or from there any more."""
+        links = Link(instance, True), Link(instance, False)
+        for flow in [flow for link in links for flow in self._flows.get(link, {}).values()]:
+            self._remove(flow, now)
+            if flow.lost is not None:
+                flow.lost(now)
+
     def _end(self, flow: Flow, now: float) -> None:
-        if now != flow.due:
-            return
+        if now == flow.due:
+            self._remove(flow, now)
+            flow.done(now)
+
+    def _remove(self, flow: Flow, now: float) -> None:
         flow.due = float("inf")
         easy = self._easy(flow.links)
         for link in flow.links:
             del self._flows[link][flow.number]
         if not easy:
             self._share(now, flow.links)
-        flow.done(now)
 
     def _easy(self, links: tuple[Link, ...]) -> bool:
         """Whether all transfers on these links can run at their limits, so that none of them takes from another."""

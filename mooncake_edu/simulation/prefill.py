@@ -4,7 +4,8 @@ What a prompt reuses is looked up when its turn comes. Layer by layer, the KVCac
 layers before are computed, and what is computed is stored and sent on while layers behind are; at the end an instance
 waits for its stores. Otherwise loading, computing and storing follow each other, and sending begins when the first
 token is there. The prefix is loaded with the first chunk, each stage loading and storing its own layers. A pipeline
-takes the next prompt when its first stage is free and what was to be fetched for that prompt is there.
+takes the next prompt when its first stage is free and what was to be fetched for that prompt is there. Of a request
+whose KVCache was lost where it decoded, the tokens that it has made are computed again behind its prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from mooncake_edu.events import Kind
 from mooncake_edu.model.costs import CostModel
-from mooncake_edu.simulation.agenda import Agenda, Rank
+from mooncake_edu.simulation.agenda import Action, Agenda, Rank
 from mooncake_edu.simulation.caches import NodeCache
 from mooncake_edu.simulation.job import Job
 from mooncake_edu.simulation.record import Recorder
@@ -66,11 +67,21 @@ Through = Callable[[float, float, Work, int], Passage]
 
 
 class Flow(NamedTuple):
-    """When a prefill begins to send its KVCache, when its first token is there, and when all of it is stored."""
+    """When a prefill of `tokens` begins to send its KVCache, when its token is there, and when all of it is stored."""
 
     begin: float
     computed: float
     stored: float
+    tokens: int
+
+
+class Done(NamedTuple):
+    """A prefill: when it `began`, seconds of loading the `hit` tokens, and of each chunk the span, start and tokens."""
+
+    began: float
+    load: float
+    hit: int
+    parts: list[tuple[float, float, int, int]]
 
 
 class Cluster(Protocol):
@@ -89,7 +100,7 @@ class Cluster(Protocol):
         """KVCache begins to move; `last` is the share of it that is there only when the first token is."""
 
     def first(self, job: Job, now: float) -> None:
-        """The first token is there."""
+        """The first token is there, or the next one of a request that was lost."""
 
     def ended(self, job: Job, now: float) -> None:
         """A request has all its tokens."""
@@ -114,21 +125,36 @@ class PrefillInstance:
         self._agenda, self._recorder, self._cluster = agenda, recorder, cluster
         self._queue: deque[Job] = deque()
         self._free = [0.0] * stages
+        self._ends = self._free  # of computing, where `_free` waits for stores
         self._idle = True
         self._held = False  # by the fetch of whose turn it is
+        self._life = 0  # what was to happen in a life before does not
 
     def submit(self, job: Job, now: float) -> None:
         """A request was placed here."""
         self._queue.append(job)
         if self._idle:
             self._idle = False
-            self._agenda.put(now, Rank.TAKEN, self.number, self._take)
+            self._put(now, Rank.TAKEN, self.number, self._take)
+
+    def fail(self, now: float) -> list[int]:
+        """Everything here is lost, cache and work alike; returns the ids that were held."""
+        self.busy -= sum(max(end - now, 0.0) for end in self._ends) / self._stages
+        self._life += 1
+        self._queue.clear()
+        self._free = [0.0] * self._stages
+        self._idle, self._held = True, False
+        return self.cache.clear()
+
+    def _put(self, time: float, rank: Rank, number: int, action: Action) -> None:
+        life = self._life
+        self._agenda.put(time, rank, number, lambda now: action(now) if self._life == life else None)
 
     def fetched(self, now: float) -> None:
         """The prefix of a request has come."""
         if self._held:
             self._held = False
-            self._agenda.put(now, Rank.TAKEN, self.number, self._take)
+            self._put(now, Rank.TAKEN, self.number, self._take)
 
     def _take(self, now: float) -> None:
         while self._queue and not self._queue[0].fetching and self._cluster.withdrawn(self._queue[0], now):
@@ -140,24 +166,27 @@ class PrefillInstance:
             self._held = True
             return
         job = self._queue.popleft()
-        job.started = now
-        load = self._reuse(job)
-        self._recorder.at(Kind.QUEUED, job, self.number, job.arrival, now)
-        start = min(job.hit, job.prompt - 1)
-        chunks = [(at, min(at + self._chunk, job.prompt)) for at in range(start, job.prompt, self._chunk)]
-        flow = self._compute(job, chunks, load, now)
+        hits, load = self._reuse(job)
+        if not job.made:
+            job.started, job.hits = now, hits
+        self._recorder.at(Kind.QUEUED, job, self.number, job.since, now)
+        start, stop = min(sum(hits.values()), job.prompt - 1), job.prompt + job.made
+        chunks = [(at, min(at + self._chunk, stop)) for at in range(start, stop, self._chunk)]
+        flow, parts = self._compute(job, chunks, load, now)
         self._cluster.taken(job, self._free[0], now)
-        last = (chunks[-1][1] - chunks[-1][0]) / job.prompt / (self._layers * self._stages)
+        last = (chunks[-1][1] - chunks[-1][0]) / stop / (self._layers * self._stages)
         if self._through is in_turn:
             flow, last = flow._replace(begin=flow.computed), 1.0
-        put, number = self._agenda.put, job.number
+        put, number = self._put, job.number
         put(flow.begin, Rank.MOVED, -1 - number, lambda time: self._cluster.streaming(job, flow, last, time))
-        put(flow.computed, Rank.PREFILLED, number, lambda time: self._computed(job, time))
+        done = Done(now, load, sum(hits.values()), parts)
+        put(flow.computed, Rank.PREFILLED, number, lambda time: self._computed(job, done, time))
         put(flow.stored, Rank.STORED, number, lambda _: self._store(job))
         put(self._free[0], Rank.TAKEN, self.number, self._next)
 
-    def _computed(self, job: Job, now: float) -> None:
-        job.made, job.stored = 1, job.prompt
+    def _computed(self, job: Job, done: Done, now: float) -> None:
+        self._tell(job, done)
+        job.made, job.stored = job.made + 1, job.prompt + job.made
         job.times.append(np.array([now]))
         self._cluster.first(job, now)
         if not job.left:
@@ -167,33 +196,43 @@ class PrefillInstance:
         self._cluster.free(self.number, now)
         self._take(now)
 
-    def _reuse(self, job: Job) -> float:
-        """Seconds of loading what the tiers hold of a prompt, all but its last token."""
-        left, seconds = job.prompt - 1, 0.0
+    def _reuse(self, job: Job) -> tuple[dict[str, int], float]:
+        """The tokens that each tier holds of a prompt, all but its last token, and the seconds of loading them."""
+        left, seconds, hits = job.prompt - 1, 0.0, {}
         found = self.cache.match(job.ids)
         for tier in self.cache.tiers:
             tokens = min(found[tier.name] * self._block_size, left)
             left -= tokens
             size = tokens * self._costs.token_bytes
-            job.hits[tier.name] = tokens
+            hits[tier.name] = tokens
             seconds += size / tier.bandwidth
             self._cluster.moved(f"load {tier.name}", size)
         if job.borrowed > sum(found.values()):
-            job.hits["borrowed"] = min(left, (job.borrowed - sum(found.values())) * self._block_size)
-            seconds += job.hits["borrowed"] * self._costs.token_bytes / self._costs.host
-        return seconds
+            hits["borrowed"] = min(left, (job.borrowed - sum(found.values())) * self._block_size)
+            seconds += hits["borrowed"] * self._costs.token_bytes / self._costs.host
+        return hits, seconds
 
     def _store(self, job: Job) -> None:
         """Keep a prompt; behind a prefix that was only borrowed, nothing of it can be kept."""
         held = sum(self.cache.match(job.ids).values())
         self.cache.store(job.ids[:held] if job.borrowed > held else job.ids)
 
-    def _compute(self, job: Job, chunks: Sequence[tuple[int, int]], load: float, now: float) -> Flow:
-        """Send all chunks through the stages, and say when what happens."""
+    def _tell(self, job: Job, done: Done) -> None:
+        """Record a prefill when it has ended; of one that was lost, nothing is told."""
+        if done.hit:
+            size = done.hit * self._costs.token_bytes
+            self._recorder.at(Kind.LOAD, job, self.number, done.began, done.began + done.load, tokens=done.hit,
+                              bytes=size)  # fmt: skip
+        for begin, end, start, tokens in done.parts:
+            self._recorder.at(Kind.CHUNK, job, self.number, begin, end, tokens=tokens, position=start, cached=0)
+            self._recorder.prefill_step(self.number, begin, end, tokens)
+
+    def _compute(
+        self, job: Job, chunks: Sequence[tuple[int, int]], load: float, now: float
+    ) -> tuple[Flow, list[tuple[float, float, int, int]]]:
+        """Send all chunks through the stages, and say when what happens, and when each chunk was where."""
         stages, stored, begin, at = self._stages, [0.0] * self._stages, 0.0, now
-        if job.hit:
-            size = job.hit * self._costs.token_bytes
-            self._recorder.at(Kind.LOAD, job, self.number, now, now + load, tokens=job.hit, bytes=size)
+        job.worked, parts = 0.0, []
         for start, stop in chunks:
             size = (stop - start) * self._costs.token_bytes
             work = Work(load / stages, self._costs.step([(start, stop)]) / stages, size / self._costs.host / stages)
@@ -204,10 +243,9 @@ class PrefillInstance:
                 job.worked += (passage.free - at) / stages
                 begin, stored[stage] = begin or passage.first, passage.stored
                 self._free[stage], at = passage.free, passage.computed
-            self._recorder.at(Kind.CHUNK, job, self.number, entered, at, tokens=stop - start, position=start, cached=0)
-            self._recorder.prefill_step(self.number, entered, at, stop - start)
+            parts.append((entered, at, start, stop - start))
             self._cluster.moved("store", size)
             load = 0.0
         self.busy += job.worked
-        self._free = [max(free, end) for free, end in zip(self._free, stored, strict=True)]
-        return Flow(begin, at, max(stored))
+        self._ends, self._free = self._free, [max(free, end) for free, end in zip(self._free, stored, strict=True)]
+        return Flow(begin, at, max(stored), chunks[-1][1]), parts

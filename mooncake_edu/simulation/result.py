@@ -30,7 +30,8 @@ class Result:
     `started` is when a request's prefill began, `prefill` and `decode` the instances it was placed on. `busy` is each
     instance's share of the time from the first arrival to the last end. `ttft` counts from arrival.
     `sent` are the bytes of prefixes that each instance sent to others that fetched them. `stage` is where a request was
-    turned away and `refusal` why, -1 for those that were not; `worked` is how long its prefill took.
+    turned away and `refusal` why, -1 for those that were not; `worked` is how long its last prefill took. `lost` says
+    how many `requests` began anew because an instance went down, and how many `tokens` of KVCache went with it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Result:
     stage: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     refusal: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     worked: Reals = field(default_factory=lambda: np.empty(0))
+    lost: dict[str, int] = field(default_factory=dict)
 
     @property
     def met(self) -> Mask:

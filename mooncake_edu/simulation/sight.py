@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from mooncake_edu.conductor import Change, ClusterView, Index, Pool, Query
+from mooncake_edu.conductor import Change, ClusterView, Index, Pool, Query, Roster
 
 
 class Side:
@@ -28,6 +28,13 @@ class Side:
         self.sending = [0.0] * len(numbers)  # seconds of fetches from there
         self.fetches = [0] * len(numbers)
 
+    def clear(self, place: int) -> None:
+        """Nothing is there any more."""
+        for column in (self.prompts, self.requests, self.context, self.decoding, self.tokens, self.fetches):
+            column[place] = 0
+        for times in (self.waiting, self.until, self.sending):
+            times[place] = 0.0
+
     def pool(self, time: float, cached: Sequence[int]) -> Pool:
         """The columns as a policy reads them."""
         queue = [w + u - time if u > time else w for w, u in zip(self.waiting, self.until, strict=True)]
@@ -42,14 +49,19 @@ class Side:
 
 
 class Sight:
-    """Reports in the order they were made, each taken in when it is `age` seconds old."""
+    """Reports in the order they were made, each taken in when it is `age` seconds old.
 
-    def __init__(self, prefill: Side, decode: Side, age: float) -> None:
+    An instance cannot be used where `queue` prompts wait, or that many requests beyond the slots of its batch.
+    """
+
+    def __init__(self, prefill: Side, decode: Side, age: float, queue: int = 1 << 40) -> None:
         self.prefill, self.decode = prefill, decode
-        self._age = age
+        self.roster = Roster()
+        self._age, self._queue = age, queue
         self._reports: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = deque()
         self._index = Index()
         self._changes = dict.fromkeys(prefill.numbers, 0)
+        self._epochs = dict.fromkeys(prefill.numbers, 0)
 
     def report(self, now: float, what: Callable[..., None], *values: object) -> None:
         """Something changed at an instance: `what` is a method below."""
@@ -63,6 +75,7 @@ class Sight:
         place = self.prefill.place[number]
         self.prefill.waiting[place] += estimate
         self.prefill.prompts[place] += 1
+        self._weigh(number, self.prefill.prompts[place] >= self._queue)
 
     def started(self, number: int, estimate: float, until: float) -> None:
         """It is being computed."""
@@ -71,6 +84,7 @@ class Sight:
         left = self.prefill.waiting[place] - estimate
         self.prefill.waiting[place] = max(left, 0.0) if self.prefill.prompts[place] else 0.0  # rounding adds up
         self.prefill.until[place] = until
+        self._weigh(number, self.prefill.prompts[place] >= self._queue)
 
     def free(self, number: int) -> None:
         """The prefill there has ended, whatever was estimated."""
@@ -81,6 +95,8 @@ class Sight:
         place = self.decode.place[number]
         self.decode.requests[place] += 1 if tokens > 0 else -1
         self.decode.context[place] += tokens
+        if self.decode.slots is not None:  # where both is done, prompts that wait are what counts
+            self._weigh(number, self.decode.requests[place] >= self.decode.slots + self._queue)
 
     def decodes(self, number: int, tokens: int) -> None:
         """The KVCache of so many tokens came there to be decoded; negative ones when it went."""
@@ -97,7 +113,46 @@ class Sight:
     def cached(self, number: int, new: Sequence[int], gone: Sequence[int]) -> None:
         """Blocks were stored there, then others went."""
         self._changes[number] += 1
-        self._index.take(number, Change(0, self._changes[number], new, gone))
+        self._index.take(number, Change(self._epochs[number], self._changes[number], new, gone))
+
+    def lost(self, number: int) -> None:
+        """An instance is down, and all that it had is gone; its next changes are of another epoch."""
+        self.roster.probed(number, well=False)
+        for side in (self.prefill, self.decode):
+            if (place := side.place.get(number)) is not None:
+                side.clear(place)
+        if number in self._epochs:
+            self._epochs[number] += 1
+            self._changes[number] = 0
+            self.cached(number, (), ())
+        self.roster.full.discard(number)
+        self._mark(number)
+
+    def drains(self, number: int) -> None:
+        """An instance takes nothing new."""
+        self.roster.draining.add(number)
+        self._mark(number)
+
+    def failed(self, number: int) -> None:
+        """An instance did not answer."""
+        self.roster.failed(number)
+        self._mark(number)
+
+    def back(self, number: int) -> None:
+        """An instance takes requests again."""
+        self.roster.draining.discard(number)
+        self.roster.probed(number, well=True)
+        self._mark(number)
+
+    def _weigh(self, number: int, full: bool) -> None:
+        if full != (number in self.roster.full):
+            (self.roster.full.add if full else self.roster.full.discard)(number)
+            self._mark(number)
+
+    def _mark(self, number: int) -> None:
+        for side in (self.prefill, self.decode):
+            if (place := side.place.get(number)) is not None:
+                side.usable[place] = self.roster.usable(number)
 
     def look(self, now: float, query: Query) -> ClusterView:
         """The view for a request."""
