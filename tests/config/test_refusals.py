@@ -89,7 +89,8 @@ def refused(text: str) -> str:
 
 def test_the_ranges_of_all_sections_are_tested() -> None:
     assert {case.section for case in BOUNDED} == {
-        "model", "engine", "hardware", "instances", "slo", "policies", "tiers", "transport", "simulation"
+        "model", "engine", "hardware", "instances", "slo", "policies", "tiers", "transport", "simulation",
+        "admission",
     }  # fmt: skip
     assert len(BOUNDED) >= 20
 

@@ -24,7 +24,7 @@ from mooncake_edu.simulation.cluster import Cluster
 from mooncake_edu.simulation.job import Job
 from mooncake_edu.simulation.network import Network
 from mooncake_edu.simulation.parts import conductor_of
-from mooncake_edu.simulation.result import Columns
+from mooncake_edu.simulation.result import Columns, Stage
 from mooncake_edu.traces.trace import Row, Trace
 from tests.simulation.clusters import COUPLED, SEPARATE, config, linear, workload
 
@@ -268,6 +268,17 @@ def test_where_all_instances_of_a_role_are_missing_requests_are_refused_with_tha
     assert (result.refusal[turned] == Refusal.DOWN).all() and (result.refusal[~turned] == -1).all()
     reasons = log.select(Kind.REFUSED).field(Kind.REFUSED, "reason").tolist()
     assert Counter(reasons) == {Refusal.DOWN: int(turned.sum())}
+
+
+@pytest.mark.parametrize("layerwise", ["", "layerwise = false"])
+def test_whoever_finds_no_decode_instance_after_its_prefill_is_refused_unless_it_has_all_its_tokens(
+    layerwise: str,
+) -> None:
+    outages = [out(number, 5.001, 500.0, "draining") for number in (2, 3)]  # before the first layer is computed
+    made, prompts = cluster(*outages, decode="hand-over", simulation=layerwise), range(20)
+    results = [simulate(made, Trace.of([Row(5.0, PROMPT, output, prompts)])) for output in (1, OUTPUT)]
+    assert [each.table.reason[0] for each in results] == [LENGTH, REFUSED]
+    assert results[1].refusal[0] == Refusal.DOWN and results[1].stage[0] == Stage.DECODE
 
 
 @pytest.mark.parametrize("instances", [ONE, COUPLED.replace("4", "1")])
