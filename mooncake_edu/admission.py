@@ -144,13 +144,14 @@ class Classes:
 class Served:
     """Somebody who was admitted: when its prefill should be `ready`, and when it began to decode.
 
-    `clock` is what the policy's own clock showed then.
+    `clock` is what the policy's own clock showed then, and `lives` what is known of such requests' lifetimes.
     """
 
     asked: Asked
     ready: float
     began: float | None = None
     clock: float = 0.0
+    lives: Lifetimes | None = None
 
 
 class Admission(ABC):
@@ -314,7 +315,7 @@ class Lifetimes:
     BINS, KEPT = 72, 1000
 
     def __init__(self, prior: float, unit: float) -> None:
-        self.borders = [0.0, *(unit * 1.2**place for place in range(self.BINS))]
+        self.borders = [0.0, *(unit * 1.2**place for place in range(self.BINS - 1)), math.inf]
         self._left = [math.exp(-border / prior) for border in self.borders]
         self._ended: Reals = -10 * np.diff(self._left)
 
@@ -337,12 +338,11 @@ class Lifetimes:
     def left(self, age: float) -> float:
         """The share that lasts longer than that."""
         place = self._bin(age)
-        low, high = self.borders[place : place + 2]
-        share = min((age - low) / (high - low), 1.0)
-        return (1 - share) * self._left[place] + share * self._left[place + 1]
+        low, high, left = self.borders[place], self.borders[place + 1], self._left
+        return left[place] + (age - low) / (high - low) * (left[place + 1] - left[place])
 
     def _bin(self, value: float) -> int:
-        return min(max(bisect_right(self.borders, value), 1), self.BINS) - 1
+        return bisect_right(self.borders, value, 1, self.BINS) - 1
 
 
 def all_busy(lines: float, offered: float) -> float:
@@ -381,16 +381,24 @@ class Survival(Admission):
 
     def expect(self, at: float, now: float, decode: Hashable = None) -> tuple[float, float]:
         """How many of those who were admitted would decode there at a time, if none was refused, and their tokens."""
-        many, tokens, clock, pace = 0.0, 0.0, self.clock(now), self.pace()
+        many, tokens, clock, pace = 0.0, 0.0, self.clock(now), self.pace() / self.factor
         for served in self.served.values():
+            left = served.lives.left if served.lives is not None else self.lives.left
             if served.asked.decode != decode or (served.began is None and served.ready > at):
                 continue
-            age, since = (0.0, max(served.ready, now)) if served.began is None else (clock - served.clock, now)
-            lives, then = self.lives_of(served.asked), age + max(at - since, 0.0) * pace
-            chance = lives.left(then / self.factor) / max(lives.left(age / self.factor), 1e-9)
+            if served.began is None:
+                chance = left((at - max(served.ready, now)) * pace)
+            else:
+                age = (clock - served.clock) / self.factor
+                chance = left(age + (at - now) * pace) / max(left(age), 1e-9)
             many += chance
             tokens += chance * served.asked.prompt
         return many, tokens
+
+    def placed(self, name: Hashable, asked: Asked, forecast: Forecast, now: float) -> None:
+        """The request was admitted and placed."""
+        super().placed(name, asked, forecast, now)
+        self.served[name].lives = self.lives_of(asked)
 
     def began(self, name: Hashable, now: float) -> None:
         """It decodes from now on."""
@@ -406,10 +414,9 @@ class Survival(Admission):
 
     def learn(self, served: Served, output: int, now: float) -> None:
         """How long it decoded."""
-        clock, lives = self.clock(now), self.lives_of(served.asked)
-        others = [each for each in self.served.values() if each.began is not None and each is not served]
-        ages = [clock - each.clock for each in others if self.lives_of(each.asked) is lives]
-        lives.note(self.lasted(served, output, now), ages)
+        clock, lives = self.clock(now), served.lives or self.lives
+        others = [each for each in self.served.values() if each.lives is lives and each is not served]
+        lives.note(self.lasted(served, output, now), [clock - each.clock for each in others if each.began is not None])
 
     def lasted(self, served: Served, output: int, now: float) -> float:
         """For how long it decoded, by the clock."""
@@ -456,7 +463,7 @@ class EarlyPredictedLengths(Survival):
 
     def learn(self, served: Served, output: int, now: float) -> None:
         """How many tokens it made, and where among those that were foretold."""
-        self.calibration[min(int(10 * (1 - self.lives_of(served.asked).left(output - 0.5))), 9)] += 1
+        self.calibration[min(int(10 * (1 - (served.lives or self.lives).left(output - 0.5))), 9)] += 1
         self.lives.note(output, ())
         super().learn(served, output, now)
 

@@ -80,6 +80,10 @@ EXPERIMENTS = {
     "fast13": Entry("sweeps:SWEEP", "The network's bandwidth (FAST fig. 13)."),
     "fast15": Entry("sweeps:SWEEP", "Division of the nodes into prefill and decode (FAST fig. 15)."),
     "replication": Entry("replicas:REPLICAS", "Popular documents without and with replication, and ahead of demand."),
+    "table3": Entry("overload:TABLE3", "Requests refused by policy of admission, and where (arXiv table 3)."),
+    "table3-sweeps": Entry("overload:TABLE3", "The same by stay, places, division of nodes, TBT limit and speed."),
+    "fig9": Entry("fig9:FIG9", "How the loads of both pools swing under early rejection (arXiv fig. 9)."),
+    "overload": Entry("overload:OVERLOAD", "Policies of admission beyond the paper, on mixes of requests."),
     "embedding": Entry("embedding:EMBEDDING", "A pipeline of documents, not a language model, under each policy."),
 }
 """Every experiment by its name; a later one is added by one line."""

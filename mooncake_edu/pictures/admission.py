@@ -1,0 +1,81 @@
+"""Who was served when not everybody could be: the loads of both pools over time, and what each policy makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from mooncake_edu.events import Reals
+from mooncake_edu.pictures.figures import bar_marker, finish
+from mooncake_edu.pictures.palette import COMPUTED, DECODED, EVICTED, INK, SERIES, WAITING
+from mooncake_edu.simulation.loads import Loads
+from mooncake_edu.simulation.result import Result, Stage
+
+TICKS = {
+    Stage.ARRIVAL: WAITING._replace(label="refused before the prefill"),
+    Stage.DECODE: EVICTED._replace(label="refused after the prefill"),
+}
+
+
+def swings(runs: Mapping[str, Loads], results: Mapping[str, Result] | None = None) -> go.Figure:
+    """The two loads over time, a panel a run; with results, a tick for each request that was turned away, when it was.
+
+    Times are in seconds since the first one of a run, loads in percent.
+    """
+    figure = make_subplots(rows=len(runs), cols=1, shared_xaxes=True, subplot_titles=list(runs),
+                           vertical_spacing=0.14 / len(runs))  # fmt: skip
+    said = []
+    for row, (name, seen) in enumerate(runs.items(), 1):
+        zero = float(seen.times[0])
+        for paint, dash, load in ((COMPUTED, "solid", seen.prefill), (DECODED, "dash", seen.decode)):
+            label = "prefill load" if paint is COMPUTED else "decode load"
+            figure.add_scatter(x=seen.times - zero, y=100 * load, name=label, mode="lines", row=row, col=1,
+                               line={"color": paint.colour, "dash": dash, "width": 2}, legendgroup=label,
+                               showlegend=row == 1)  # fmt: skip
+        if results is not None and name in results:
+            _ticks(figure, results[name], zero, float(seen.times[-1]), row)
+        figure.add_hline(y=100, line={"color": INK, "dash": "dot", "width": 1}, row=row, col=1)
+        said.append(f"{name}: the decode load is {100 * seen.decode.mean():.0f} ± {100 * seen.decode.std():.0f} %")
+    figure.update_xaxes(title="time (s)", row=len(runs), col=1)
+    figure.update_yaxes(title="load (%)", rangemode="tozero")
+    figure.update_layout(height=130 + 230 * len(runs))
+    return finish(figure, "The load of the prefill and of the decode instances", "; ".join(said) + ".")
+
+
+def _ticks(figure: go.Figure, result: Result, zero: float, last: float, row: int) -> None:
+    """Marks below the loads, where requests were turned away; before the prefill higher up than after it."""
+    when: Reals = result.table.arrival + result.table.e2e
+    for height, (stage, paint) in zip((-6, -14), TICKS.items(), strict=True):
+        chosen = (result.stage >= 0) & ((result.stage == Stage.DECODE) == (stage == Stage.DECODE))
+        times = when[chosen & (when >= zero) & (when <= last)] - zero
+        figure.add_scatter(x=times, y=np.full(len(times), height), mode="markers", name=paint.label, row=row, col=1,
+                           legendgroup=paint.label, showlegend=row == 1, hoverinfo="x+name",
+                           marker={"symbol": "line-ns-open", "size": 8, "color": paint.colour})  # fmt: skip
+
+
+def goodput(shares: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> go.Figure:
+    """The share of requests within both objectives by case and policy; a value a run, of which the bars show the mean.
+
+    Whiskers reach from the smallest to the largest.
+    """
+    figure, said = go.Figure(), []
+    names = list(next(iter(shares.values())))
+    for number, name in enumerate(names):
+        runs = [np.array(policies[name]) for policies in shares.values()]
+        means = np.array([float(run.mean()) for run in runs])
+        above = [100 * (run.max() - mean) for run, mean in zip(runs, means, strict=True)]
+        below = [100 * (mean - run.min()) for run, mean in zip(runs, means, strict=True)]
+        figure.add_bar(x=list(shares), y=100 * means, name=name, marker=bar_marker(SERIES[number % len(SERIES)]),
+                       error_y={"type": "data", "symmetric": False, "array": above, "arrayminus": below,
+                                "color": INK, "thickness": 1.2, "width": 3},
+                       hovertemplate=name + ", %{x}: %{y:.1f} %<extra></extra>")  # fmt: skip
+    for case, policies in shares.items():
+        best = max(policies, key=lambda name: float(np.mean(policies[name])))
+        said.append(f"{case}: {best} {100 * float(np.mean(policies[best])):.1f} %")
+    figure.update_layout(barmode="group", height=480)
+    figure.update_xaxes(type="category")
+    figure.update_yaxes(title="requests within both objectives (%)", rangemode="tozero")
+    return finish(figure, title, f"Most were served within both objectives by: {'; '.join(said)}.")
