@@ -20,7 +20,7 @@ from mooncake_edu.model.costs import PRESETS
 from mooncake_edu.request import FinishReason
 from mooncake_edu.simulation import Result, simulate
 from mooncake_edu.simulation.agenda import Agenda, Rank
-from mooncake_edu.simulation.cluster import Cluster
+from mooncake_edu.simulation.cluster import Cluster, Watch
 from mooncake_edu.simulation.job import Job
 from mooncake_edu.simulation.network import Network
 from mooncake_edu.simulation.parts import conductor_of
@@ -124,6 +124,19 @@ def test_every_request_ends_whatever_instances_are_missing_and_none_is_placed_on
             assert not (begun & (moving.instance == each.instance)).any()
 
 
+def served(made: Config, trace: Trace, watch: Watch | None = None) -> Cluster:
+    """A cluster that has served a trace, when everything that was reported is seen."""
+    ran = Cluster(made, trace.block_size, Columns(len(trace)), watch=watch)
+    for row in range(len(trace)):
+        tokens = float(trace.arrival[row]), int(trace.input_length[row]), int(trace.output_length[row])
+        job = Job(row, row, *tokens, trace.ids_of(row).tolist())
+        ran.agenda.run(job.arrival, Rank.ARRIVED)
+        ran.arrive(job)
+    ran.agenda.run()
+    ran.sight.look(1e9, Query(1, [], 0.0))
+    return ran
+
+
 @given(missing(), st.sampled_from(KINDS), ages, queues, st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
 def test_when_all_have_ended_the_view_is_empty_and_the_index_is_the_truth(
@@ -136,14 +149,7 @@ def test_when_all_have_ended_the_view_is_empty_and_the_index_is_the_truth(
     def watch(now: float, number: int, new: Sequence[int], gone: Sequence[int]) -> None:
         held[number] = (held[number] | set(new)) - set(gone)
 
-    ran = Cluster(made, trace.block_size, Columns(len(trace)), watch=watch)
-    for row in range(len(trace)):
-        tokens = float(trace.arrival[row]), int(trace.input_length[row]), int(trace.output_length[row])
-        job = Job(row, row, *tokens, trace.ids_of(row).tolist())
-        ran.agenda.run(job.arrival, Rank.ARRIVED)
-        ran.arrive(job)
-    ran.agenda.run()
-    ran.sight.look(1e9, Query(1, [], 0.0))  # everything that was reported is seen
+    ran = served(made, trace, watch)
     for side in (ran.sight.prefill, ran.sight.decode):
         for column in (side.prompts, side.requests, side.context, side.decoding, side.tokens, side.fetches):
             assert not any(column)
@@ -245,6 +251,8 @@ def test_a_fetch_from_an_instance_that_goes_ends_in_computing(replication: str, 
     ends(result, trace)
     assert result.prefill[2] == 1 - first and result.table.loaded[2] == 0
     assert result.table.ttft[2] == pytest.approx(2.0 + 61.44)
+    side = served(cluster(out(first, 103.0, 500.0), **slow), trace).sight.prefill
+    assert side.fetches == [0, 0] and side.sending == [0.0, 0.0]
 
 
 def test_nothing_moves_to_an_instance_that_went_and_others_get_its_share() -> None:
@@ -292,6 +300,15 @@ def test_an_instance_with_as_many_waiting_as_it_may_have_gets_no_more(instances:
     assert (result.refusal == Refusal.QUEUE_FULL).sum() == len(trace) - 3 - begun
     slowly = simulate(made, Trace.of([Row(60.0 * row, 5000, 5, range(10)) for row in range(8)]))
     assert not slowly.refused()
+
+
+def test_a_decode_instance_with_a_full_batch_and_as_many_waiting_as_may_gets_no_more() -> None:
+    trace = Trace.of([Row(2.0 * row, 5000, 1000, range(10 * row, 10 * row + 10)) for row in range(8)])
+    made = config(ONE, batch=1)
+    made = made.model_copy(update={"engine": made.engine.model_copy(update={"max_queue": 1})})
+    result = simulate(made, trace)
+    ends(result, trace)
+    assert result.refusal.tolist() == [-1, -1, *[Refusal.QUEUE_FULL] * 6]
 
 
 def test_without_outages_nothing_is_lost() -> None:
