@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from mooncake_edu.events import FINISH_CODES
 from mooncake_edu.pictures.figures import bar_marker, finish
 from mooncake_edu.pictures.palette import COMPUTED, DECODED, MOVING, REUSED, SERIES
 from mooncake_edu.pictures.report import Cell, Section, Table, write_report
-from mooncake_edu.request import FinishReason
-from mooncake_edu.simulation.result import Result
+from mooncake_edu.simulation.result import Result, Stage
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 POINTS = 400  # of a curve
@@ -80,9 +78,11 @@ def utilisation(result: Result) -> go.Figure:
 def summary(results: Sequence[Result]) -> list[list[Cell]]:
     """What is compared, a line each: a name, then a value a run."""
     lines: dict[str, list[Cell]] = {"requests served": [int(np.sum(~np.isnan(r.table.ttft))) for r in results]}
-    refused = [int(np.sum(r.table.reason == FINISH_CODES[FinishReason.REFUSED])) for r in results]
-    if any(refused):  # too large for an instance, or not admitted
-        lines["requests refused"] = [*refused]
+    if any(r.refused() for r in results):  # too large for an instance, or not admitted
+        lines["requests refused"] = [r.refused() for r in results]
+    if any(r.refused(Stage.DECODE) for r in results):
+        lines["refused after the prefill"] = [r.refused(Stage.DECODE) for r in results]
+        lines["prefill wasted (s)"] = [r.wasted for r in results]
     for column, (_, short) in COLUMNS.items():
         unit, scale = ("s", 1) if column == "ttft" else ("ms", 1e3)
         lines[f"{short} mean ({unit})"] = [scale * r.table.mean(column) for r in results]
