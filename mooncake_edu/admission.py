@@ -345,24 +345,18 @@ class Lifetimes:
         return bisect_right(self.borders, value, 1, self.BINS) - 1
 
 
-def all_busy(lines: float, offered: float) -> float:
-    """How often all of so many places are taken, if those who find none go away; `offered` would come to be there.
+class Expected(NamedTuple):
+    """How many requests will decode, with how many tokens, and the variance of their number."""
 
-    This is the loss formula of Erlang (1917).
-    """
-    inverse = 1.0
-    for place in range(1, int(lines) + 1):
-        inverse = 1 + inverse * place / offered
-        if inverse > 1e9:
-            break
-    return 1 / inverse
+    requests: float
+    tokens: float
+    variance: float = 0.0
 
 
 class Survival(Admission):
     """Weighs everybody by the chance to decode when the prefill ends, given for how long already. Beyond the paper.
 
-    A prefill is a bet that there will be a place. It costs little while the prefill instances have little to do, so the
-    chance to win must be no less than the square of their load.
+    Their number is uncertain, and so as many places are left free as it deviates by, in the mean.
     """
 
     def __init__(self, room: Room, stay: float = 10.0, factor: float = 1.0, keep: float = 0.0) -> None:
@@ -370,18 +364,24 @@ class Survival(Admission):
         self.lives = Lifetimes(stay, 0.1)
 
     def foresee(self, asked: Asked, forecast: Forecast, load: Load, now: float) -> Load:
-        """As the load of the decode instances stands the price of the bet over the chance to win it."""
-        many, tokens = self.expect(now + forecast.ttft, now, asked.decode)
-        if many <= 0:
+        """With all who should decode then where the request will, and some more."""
+        expected = self.expect(now + forecast.ttft, now, asked.decode)
+        if expected.requests <= 0:
             return load._replace(decode=0.0)
-        instances = load.instances if asked.decode is None else 1
-        share = self.room.load((many + 1) / instances, (tokens + asked.prompt) / instances, asked.tbt)
-        chance = 1 - all_busy((many + 1) / share, many)
-        return load._replace(decode=load.prefill**2 / max(chance, 1e-6))
+        more = 1 + expected.variance**0.5 / expected.requests
+        many = Expected(more * expected.requests, more * expected.tokens)
+        return load._replace(decode=self.full(asked, many, load))
 
-    def expect(self, at: float, now: float, decode: Hashable = None) -> tuple[float, float]:
-        """How many of those who were admitted would decode there at a time, if none was refused, and their tokens."""
-        many, tokens, clock, pace = 0.0, 0.0, self.clock(now), self.pace() / self.factor
+    def full(self, asked: Asked, expected: Expected, load: Load) -> float:
+        """The load with those and who asks: of the instance that is reserved, or of all if they are spread evenly."""
+        instances = load.instances if asked.decode is None else 1
+        share = (expected.requests + 1) / instances, (expected.tokens + asked.prompt) / instances
+        return self.room.load(*share, asked.tbt)
+
+    def expect(self, at: float, now: float, decode: Hashable = None) -> Expected:
+        """Of those who were admitted, who would decode there at a time if none was refused."""
+        many, tokens, spread = 0.0, 0.0, 0.0
+        clock, pace = self.clock(now), self.pace() / self.factor
         for served in self.served.values():
             left = served.lives.left if served.lives is not None else self.lives.left
             if served.asked.decode != decode or (served.began is None and served.ready > at):
@@ -393,7 +393,8 @@ class Survival(Admission):
                 chance = left(age + (at - now) * pace) / max(left(age), 1e-9)
             many += chance
             tokens += chance * served.asked.prompt
-        return many, tokens
+            spread += chance * (1 - chance)
+        return Expected(many, tokens, spread)
 
     def placed(self, name: Hashable, asked: Asked, forecast: Forecast, now: float) -> None:
         """The request was admitted and placed."""
@@ -452,7 +453,7 @@ class EarlyPredictedLengths(Survival):
         self._turned, self._clock, self._instances = 0.0, 0.0, 1
 
     def foresee(self, asked: Asked, forecast: Forecast, load: Load, now: float) -> Load:
-        """As a survival's, once it is known how many instances there are."""
+        """As for seconds, once it is known how many instances there are."""
         self._instances = load.instances
         return super().foresee(asked, forecast, load, now)
 
@@ -489,6 +490,36 @@ class EarlyPredictedLengths(Survival):
         return self.groups.get(group, self.lives)
 
 
+def all_busy(lines: float, offered: float) -> float:
+    """How often all of so many places are taken, if those who find none go away; `offered` would come to be there.
+
+    This is the loss formula of Erlang (1917).
+    """
+    inverse = 1.0
+    for place in range(1, int(lines) + 1):
+        inverse = 1 + inverse * place / offered
+        if inverse > 1e9:
+            break
+    return 1 / inverse
+
+
+class Bet(Survival):
+    """Takes a prefill for a bet that there will be a place, which is worth the more, the less there is to compute.
+
+    Who finds no place costs a prefill, and a place that nobody takes is lost. So the chance to find one must be no less
+    than the square of the prefill load: of idle instances nothing is asked, of those as good as full near certainty.
+    """
+
+    def foresee(self, asked: Asked, forecast: Forecast, load: Load, now: float) -> Load:
+        """As the load of the decode instances stands the price of the bet over the chance to win it."""
+        expected = self.expect(now + forecast.ttft, now, asked.decode)
+        if expected.requests <= 0:
+            return load._replace(decode=0.0)
+        lines = (expected.requests + 1) / self.full(asked, expected, load)
+        chance = 1 - all_busy(lines, expected.requests)
+        return load._replace(decode=load.prefill**2 / max(chance, 1e-6))
+
+
 ADMISSIONS: dict[str, type[Admission]] = {
     "all": AcceptAll,
     "decode-refuses": DecodeRefuses,
@@ -496,5 +527,6 @@ ADMISSIONS: dict[str, type[Admission]] = {
     "early-predicted": EarlyPredicted,
     "survival": Survival,
     "early-predicted-lengths": EarlyPredictedLengths,
+    "bet": Bet,
 }
 """The policies by the names that a configuration uses."""

@@ -179,7 +179,7 @@ class Policies(Section):
     replication: Literal["none", "fetched", "ahead"] = "fetched"
     eviction: Literal["lru", "lfu", "length-aware", "fifo", "s3-fifo"] = "lru"
     admission: Literal[
-        "all", "decode-refuses", "early", "early-predicted", "survival", "early-predicted-lengths"
+        "all", "decode-refuses", "early", "early-predicted", "survival", "early-predicted-lengths", "bet"
     ] = "all"  # fmt: skip
 
 
@@ -313,6 +313,9 @@ class Config(Section):
     @classmethod
     def named(cls, name: str) -> Config:
         """The configuration of a size, or else of the file of that name; raises ConfigError for what is neither."""
+        if name not in SIZES and not Path(name).exists():
+            otherwise = f"give a TOML file, or a size: {', '.join(SIZES)}"
+            raise ConfigError(f"configuration {name!r} is no file, nor a size: {near(name, SIZES, otherwise)}")
         return cls.size(name) if name in SIZES else cls.load(name)
 
 

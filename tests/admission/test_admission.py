@@ -18,6 +18,7 @@ from mooncake_edu.admission import (
     Admission,
     Admit,
     Asked,
+    Bet,
     Classes,
     EarlyPredicted,
     EarlyPredictedLengths,
@@ -185,12 +186,22 @@ def test_places_are_all_taken_as_often_as_erlang_says() -> None:
     assert all_busy(100, 1.0) < 1e-8
 
 
-@pytest.mark.parametrize("kind", [Survival, EarlyPredictedLengths])
-def test_a_bet_is_taken_while_prefill_is_cheap_and_left_when_it_is_not(kind: type[Survival]) -> None:
-    policy = filled(kind(ROOM, stay=1000.0), 20)
+def test_a_bet_is_taken_while_prefill_is_cheap_and_left_when_it_is_not() -> None:
+    policy = filled(Bet(ROOM, stay=1000.0), 20)
     assert isinstance(policy.decide(asked(), placement(0.1), Load(0.2, 2.1), 0.0), Admit)
     assert isinstance(policy.decide(asked(), placement(8.5), Load(0.95, 2.1), 0.0), Refuse)
-    assert isinstance(kind(ROOM).decide(asked(), placement(8.5), Load(0.95, 0.1), 0.0), Admit)
+    assert isinstance(Bet(ROOM).decide(asked(), placement(8.5), Load(0.95, 0.1), 0.0), Admit)
+
+
+@pytest.mark.parametrize("kind", [Survival, EarlyPredictedLengths])
+def test_by_survival_places_are_left_free_for_chance(kind: type[Survival]) -> None:
+    """Of eight, each decodes then with some chance: their variance is left free, which is none when all surely do."""
+    policy = filled(kind(ROOM, stay=10.0), 8)
+    sure, unsure = (policy.expect(at, 0.0) for at in (0.0, 8.0))  # type: ignore[attr-defined]
+    assert sure == (pytest.approx(8.0), pytest.approx(8000.0), pytest.approx(0.0))
+    assert 0 < unsure.requests < 8 and 0 < unsure.variance <= 2
+    seen = policy.foresee(asked(), placement(7.0), Load(0.8, 0.9), 0.0)
+    assert seen.decode == pytest.approx((unsure.requests + unsure.variance**0.5 + 1) / 10)
 
 
 @pytest.mark.parametrize("kind", [Survival, EarlyPredictedLengths])
@@ -198,9 +209,9 @@ def test_only_who_has_a_place_reserved_there_counts_against_an_instance(kind: ty
     policy = kind(ROOM)
     for name in range(12):
         policy.placed(name, asked(decode="left" if name < 10 else "right"), placement(), 0.0)
-    assert policy.expect(1.0, 0.0, "left")[0] == pytest.approx(10.0)
-    assert policy.expect(1.0, 0.0, "right") == pytest.approx((2.0, 2000.0))
-    assert policy.expect(1.0, 0.0) == (0.0, 0.0)
+    assert policy.expect(1.0, 0.0, "left").requests == pytest.approx(10.0)
+    assert policy.expect(1.0, 0.0, "right") == pytest.approx((2.0, 2000.0, 0.0))
+    assert policy.expect(1.0, 0.0) == (0.0, 0.0, 0.0)
 
 
 def test_lengths_are_learnt_by_what_is_known_when_a_request_comes() -> None:

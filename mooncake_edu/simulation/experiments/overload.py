@@ -207,9 +207,9 @@ def table3(settings: Settings, progress: Progress) -> Outcome:
     names = {variant.policy: variant.name for variant in reversed(settings.variants)}
     papers = {names[policy]: refused / PAPER_REQUESTS for policy, refused in PAPER.items() if policy in names}
     rows = table(found, papers)
-    baseline, early, predicted = (names[policy] for policy in PAPER)
+    baseline, early, *others = (names[policy] for policy in (*PAPER, "survival") if policy in names)
     for case, variants in found.items():
-        for fewer, more in ((early, baseline), (predicted, early)):
+        for fewer, more in ((early, baseline), *((other, early) for other in others)):
             for measure in ("decode", "wasted"):
                 rows.append(Row(what=f"{case}: less {MEASURES[measure].label} under {fewer} than {more}",
                                 unit="of cases", ours=less(variants, fewer, more, measure)))  # fmt: skip
