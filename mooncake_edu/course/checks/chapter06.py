@@ -280,10 +280,10 @@ def draw_policy(answer: Answer, _case: Spot) -> go.Figure:
     """Mean TTFT of the answer, if it places all requests, and of the five policies on a slice to try."""
     from mooncake_edu.pictures import conductor
 
-    seeds = placing.PRACTICE[:1]
-    reached = placing.the_five(seeds)
+    seed = placing.PRACTICE[0]
+    reached = dict(placing.of_the_five(seed))
     with contextlib.suppress(Exception):  # the verdict tells what the answer raised
-        reached["yours"] = placing.scored(answer, seeds)
+        reached["yours"] = placing.scored(answer, [seed])
     return conductor.scores(reached, "yours", ASKED)
 
 
