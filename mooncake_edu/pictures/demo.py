@@ -36,7 +36,7 @@ def totals(logs: Sequence[EventLog]) -> list[Total]:
         Total("prompt tokens reused (%)", [100 * table.hit_ratio() for table in tables], False),
         Total("total time (s)", [duration(table) for table in tables], True),
         Total("mean TTFT (ms)", [table.mean("ttft") * 1e3 for table in tables], True),
-        Total("mean TBT (ms)", [table.mean("tbt") * 1e3 for table in tables], True),
+        Total("mean TBT, slowest tenth (ms)", [table.mean("tbt") * 1e3 for table in tables], True),
     ]
 
 
@@ -157,8 +157,10 @@ def _findings(logs: Mapping[str, EventLog]) -> list[Section]:
             "How long the readers waited",
             [
                 "TTFT, the time to the first token, is the wait before an answer begins: time in the queue plus the "
-                "prefill of the prompt. It is what sharing shortens. TBT, the time between two tokens, is how fast the "
-                "answer then flows; sharing changes it only where fewer prefills of others come in between.",
+                "prefill of the prompt. It is what sharing shortens. TBT, the time between two tokens, says how evenly "
+                "the answer then flows: for each request it is the mean of its slowest tenth of intervals. Those are "
+                "slow in which the prefill of another prompt came in between, so sharing shortens them too, if not for "
+                "every request.",
             ],
             [latency_bars(logs, "ttft"), latency_bars(logs, "tbt")],
         ),

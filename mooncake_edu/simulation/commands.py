@@ -86,18 +86,25 @@ def configurations(given: str, compare: Sequence[str]) -> dict[str, Config]:
 
 def show(results: Sequence[Result]) -> None:
     """Print the runs side by side."""
-    from rich.console import Console
     from rich.table import Table
 
-    from mooncake_edu.bench.results import figure
+    from mooncake_edu.bench.results import figure, page
     from mooncake_edu.pictures.simulation import summary
 
-    table = Table(header_style="bold", box=None)
-    for number, name in enumerate(["", *(result.name for result in results)]):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for line in summary(results):
-        table.add_row(*(cell if isinstance(cell, str) else figure(cell) for cell in line))
-    Console().print(table)
+    lines = [[cell if isinstance(cell, str) else figure(cell) for cell in line] for line in summary(results)]
+    names, *runs = zip(["", *(result.name for result in results)], *lines, strict=True)
+    console = page()
+    widest = max(len(cell) for run in runs for cell in run) + 2
+    at_once = max((console.width - max(map(len, names)) - 2) // widest, 1)
+    for first in range(0, len(runs), at_once):
+        table = Table(header_style="bold", box=None)
+        table.add_column("", no_wrap=True)
+        for run in runs[first : first + at_once]:
+            table.add_column(run[0], justify="right", no_wrap=True)
+        for row in zip(names[1:], *(run[1:] for run in runs[first : first + at_once]), strict=True):
+            table.add_row(*row)
+        console.print(table)
+    console.print("A TBT is the mean of a request's slowest tenth of intervals.", style="dim", highlight=False)
 
 
 def write(

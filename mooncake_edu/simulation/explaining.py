@@ -64,3 +64,8 @@ def show(told: Explanation, mean: dict[str, float]) -> None:
     console.print(f"A prompt of {told.query.prompt:,} tokens at {told.query.arrival:.3f} s. Alone: without fetching.")
     console.print(seen)
     console.print(choices)
+    console.print(
+        "A policy's TTFT is what these estimates say of its choice; its regret is how much later that is than the best "
+        "instance would be. The mean is over all requests before.",
+        style="dim", highlight=False,
+    )  # fmt: skip

@@ -43,6 +43,7 @@ def stats(
         print(json.dumps(found, indent=2))
         return
     pool = found.pop("pool", {})
+    print("Hits are references to a block that came before, as a cache without limit has them; lengths are in tokens.")
     for name, value in [*found.items(), *((f"pool {name}", value) for name, value in pool.items())]:
         print(f"{name.replace('_', ' '):24}{f'{value:,.4f}' if isinstance(value, float) else value}")
 
@@ -58,13 +59,13 @@ def validate(file: FileArgument) -> None:
 
 @app.command()
 def generate(
-    profile: Annotated[str, typer.Argument(help="conversation, toolagent, synthetic or papers.")],
+    profile: Annotated[str, typer.Argument(help="conversation, toolagent, synthetic, papers or arxiv-1000.")],
     out: Annotated[Path, typer.Argument(help="The file to write.")],
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds give equal traces.")] = 0,
     requests: Annotated[int | None, typer.Option(min=1, max=10**6, help="How many; else as the profile says.")] = None,
 ) -> None:
     """Make a trace of a profile, and say how close it comes to what is published."""
-    from mooncake_edu.bench.results import require_writable
+    from mooncake_edu.bench.results import figure, require_writable
     from mooncake_edu.traces.profiles import closeness, make
     from mooncake_edu.traces.profiles import profile as find
     from mooncake_edu.traces.trace import write
@@ -72,9 +73,12 @@ def generate(
     require_writable(out, "OUT")
     trace = make(profile, seed, requests)
     write(trace, out)
-    print(f"{len(trace):,} requests written to {out}; {profile}: {find(profile).source}")
+    chosen = find(profile)
+    print(f"{len(trace):,} requests written to {out}; {profile}: {chosen.source}")
     for what, made, published in closeness(profile, trace):
-        print(f"{what:36}{made:>12,.4g}   published {published:>10,.4g}   {made / published - 1:+.1%}")
+        print(f"{what:36}{figure(made):>12}   published {figure(published):>10}   {made / published - 1:+.1%}")
+    if len(trace) < chosen.requests:
+        print(f"published of {chosen.requests:,} requests: what is reused, and how soon, differs where there are fewer")
 
 
 @app.command()

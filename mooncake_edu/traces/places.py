@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mooncake_edu.errors import near
 from mooncake_edu.model.folders import cache_folder
 from mooncake_edu.traces.trace import Trace, TraceError, read
 
@@ -71,12 +72,22 @@ def find(name: str) -> Path | None:
     return next((path for folder in folders() if (path := folder / FILES[name]).is_file()), None)
 
 
+def here(name: str) -> bool:
+    """Whether a published trace can be opened by its name."""
+    return find(name) is not None or (name == FIRST_ROWS and find("arxiv") is not None)
+
+
 def open_trace(given: str) -> Trace:
     """The trace of a file, or of a published name; raises TraceError saying how to get it if it is not here."""
-    if Path(given).is_file() or given not in FILES:
+    if not Path(given).exists() and given not in FILES:
+        otherwise = f"give a file, or one of {', '.join(FILES)}"
+        raise TraceError(f"trace {given!r} is no file, nor a name: {near(given, FILES, otherwise)}")
+    if given not in FILES or Path(given).is_file():
         return read(given)
     path = find(given)
+    if path is None and given == FIRST_ROWS:
+        return open_trace("arxiv").slice(0, 1000)
     if path is None:
-        remedy = f"`mooncake-edu trace fetch {'arxiv' if given == FIRST_ROWS else given}`"
+        remedy = f"`mooncake-edu trace fetch {given}`"
         raise TraceError(f"trace {given} is not on this machine: run {remedy}, or set {VARIABLE} to its folder")
     return read(path)

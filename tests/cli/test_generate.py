@@ -93,7 +93,7 @@ def test_options_override_the_configuration(run: Run, tmp_path: Path) -> None:
         (["--dtype", "int8"], ["dtype 'int8'", "float32, bfloat16, float16"]),
         (["--device", "abacus"], ["device 'abacus'", "cpu, cuda"]),
         (["--model", "tinny"], ["model 'tinny'", "did you mean 'tiny'?"]),
-        (["--config", "absent.toml"], ["absent.toml", "cannot be read"]),
+        (["--config", "absent.toml"], ["absent.toml", "is no file, nor a size"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
 )

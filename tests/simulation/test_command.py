@@ -65,12 +65,14 @@ def test_a_faster_replay_makes_requests_wait_longer(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--config", "no.toml"], "no.toml: cannot be read"),
+        (["--config", "no.toml"], "configuration 'no.toml' is no file, nor a size: give a TOML file, or a size"),
         (["--config", "tiny"], "tiny: simulation.costs is missing for model.name 'tiny'"),
         (["--compare", "best"], "policies.placement 'best' is not simulated: use one of random"),
         (["best"], "'best' stands alone"),
         (["--html", "/no/such/folder/x"], "--html /no/such/folder/x"),
-        (["--trace", "no.jsonl"], "no.jsonl"),
+        (["--trace", "no.jsonl"], "trace 'no.jsonl' is no file, nor a name: give a file, or one of conversation"),
+        (["--trace", "conversatoin"], "did you mean 'conversation'?"),
+        (["--config", "clustre"], "did you mean 'cluster'?"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(

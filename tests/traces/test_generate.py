@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from mooncake_edu.traces.generate import Lengths, Shared, Workload, generate
 from mooncake_edu.traces.profiles import PROFILES, closeness, load, make, profile
 from mooncake_edu.traces.stats import stats
-from mooncake_edu.traces.trace import Trace, TraceError, check, read
+from mooncake_edu.traces.trace import Trace, TraceError, check, read, write
 from tests.cli.conftest import Run
 
 NOTHING = Shared(1, Lengths(1, 0), share=0)
@@ -103,8 +104,11 @@ def test_a_trace_that_is_not_here_is_made_and_says_so(tmp_path: Path, monkeypatc
     monkeypatch.setattr("mooncake_edu.traces.places.folders", lambda: iter([tmp_path]))
     made = load("papers")
     assert made.name == "papers, generated" and len(made) == PROFILES["papers"].requests
-    with pytest.raises(TraceError, match="profile 'arxiv' is not known"):
-        load("arxiv")
+    assert load("arxiv-1000").name == "arxiv-1000, generated"
+    write(replace(make("toolagent", requests=1200), name="arxiv"), tmp_path / "mooncake_trace.jsonl")
+    assert (len(load("arxiv-1000")), load("arxiv-1000").name) == (1000, "arxiv-1000")
+    with pytest.raises(TraceError, match="profile 'arxiv-100' is not known: did you mean 'arxiv-1000'"):
+        load("arxiv-100")
 
 
 def test_the_command_writes_a_trace_and_says_how_close_it_comes(run: Run, tmp_path: Path) -> None:

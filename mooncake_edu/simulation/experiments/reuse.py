@@ -12,7 +12,7 @@ from mooncake_edu.config import Section
 from mooncake_edu.pictures.figures import bar_marker, finish
 from mooncake_edu.pictures.palette import REUSED, SERIES, WAITING
 from mooncake_edu.simulation.experiments import Experiment, Outcome, Progress, Row
-from mooncake_edu.traces.places import find
+from mooncake_edu.traces.places import here
 from mooncake_edu.traces.profiles import load, make
 from mooncake_edu.traces.stats import prefix_hits, stats
 from mooncake_edu.traces.trace import Trace
@@ -64,7 +64,7 @@ def run(settings: Settings, progress: Progress) -> Outcome:
 
 def _best(name: str, trace: Trace, seeds: int) -> Row:
     """The share without limit; of a generated trace the mean over seeds, and the range."""
-    traces = [trace] if find(name) else [trace, *(make(name, seed) for seed in range(1, seeds))]
+    traces = [trace] if here(name) else [trace, *(make(name, seed) for seed in range(1, seeds))]
     shares = [stats(each).token_hit_ratio for each in traces]
     several = len(shares) > 1
     return Row(what=f"{trace.name}, without limit", unit=UNIT, ours=sum(shares) / len(shares), paper=PAPER.get(name),
