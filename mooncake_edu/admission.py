@@ -281,9 +281,10 @@ class EarlyPredicted(Admission):
 
     def began(self, name: Hashable, now: float) -> None:
         """It decodes from now on, as long as all others."""
+        served = self.served.get(name)
+        if served is not None and served.began is None:
+            self._begun.append((now, served.asked.prompt))
         super().began(name, now)
-        if name in self.served:
-            self._begun.append((now, self.served[name].asked.prompt))
 
     def foresee(self, asked: Asked, forecast: Forecast, load: Load, now: float) -> Load:
         """With all who will decode then, and who asks, spread evenly."""
@@ -403,9 +404,10 @@ class Survival(Admission):
 
     def began(self, name: Hashable, now: float) -> None:
         """It decodes from now on."""
+        served = self.served.get(name)
+        if served is not None and served.began is None:
+            served.clock = self.clock(now)
         super().began(name, now)
-        if name in self.served:
-            self.served[name].clock = self.clock(now)
 
     def ended(self, name: Hashable, output: int, now: float) -> None:
         """It has all its tokens."""

@@ -289,6 +289,13 @@ def test_the_same_questions_in_the_same_order_get_the_same_answers(name: str, to
 
 @pytest.mark.parametrize("name", NAMES)
 @given(steps)
+def test_being_told_something_twice_changes_nothing(name: str, told: list[Step]) -> None:
+    twice = [each for step in told for each in ((step,) if step[0] == "ask" else (step, (step[0], step[1], 0.0, 7)))]
+    assert repr(run(ADMISSIONS[name](ROOM), told)) == repr(run(ADMISSIONS[name](ROOM), twice))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(steps)
 def test_what_is_remembered_is_who_was_admitted_and_has_not_ended(name: str, told: list[Step]) -> None:
     def check(policy: Admission) -> None:
         running = [each for each in policy.served.values() if each.began is not None]

@@ -247,3 +247,12 @@ def test_a_summary_counts_refusals_and_what_they_wasted() -> None:
     assert lines["refused after the prefill"] == result.refused(Stage.DECODE) > 0
     assert lines["prefill wasted (s)"] == result.wasted > 0
     assert "requests refused" not in {name for name, _ in summary([simulate(cluster("all"), BUSY)])}
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_prompts_of_no_length_starve(name: str) -> None:
+    """Of each fifth by length, at least a fifth as large a share is served as of the fifth that fares best."""
+    result = simulate(cluster(name), BUSY)
+    fifths = np.array_split(np.argsort(BUSY.input_length, kind="stable"), 5)
+    served = [float((result.stage[rows] < 0).mean()) for rows in fifths]
+    assert min(served) > max(served) / 5 > 0
