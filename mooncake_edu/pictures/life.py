@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from mooncake_edu.events import EventLog, Kind, Reals, Rows
+from mooncake_edu.events import EventLog, Kind, Reals, Refusal, Rows
 from mooncake_edu.pictures.figures import SPANS, add_spans, finish
 from mooncake_edu.pictures.palette import COMPUTED, DECODED, EVICTED, INK, MOVING, REUSED, Paint
 
@@ -36,11 +36,12 @@ TOKENIZER = Row("API and tokenizer")
 HASHING = Row("Prefix hashing", 2, (Kind.WAIT,))
 PAGES = Row("Paged KVCache", 1)
 CONDUCTOR = Row("Conductor", 6)
+REJECTION = Row("Early rejection", 7)
 WAY = (
     TOKENIZER,
     HASHING,
     CONDUCTOR,
-    Row("Early rejection", 7),
+    REJECTION,
     Row("Queue of the engine", 0, (Kind.QUEUED,)),
     Row("Tiered store", 3, (Kind.LOAD,)),
     Row("RDMA transfer", 4, (Kind.STREAM,)),
@@ -96,6 +97,8 @@ def _add(figure: go.Figure, row: Row, rows: Rows, zero: float, scale: float) -> 
             figure.data[-1].update(showlegend=not shown_before, hovertemplate=f"{paint.label}<extra></extra>")
     if row is CONDUCTOR:
         _add_text(figure, row, 0.0, f"\u2002{_placed(rows)}")
+    elif row is REJECTION:
+        _add_text(figure, row, 0.0, f"\u2002{_admitted(rows)}")
     elif row.layer and row is not HASHING and not any(begin.size for begin, _ in told.values()):
         _add_text(figure, row, 0.0, " not needed by this request")
 
@@ -105,6 +108,15 @@ def _placed(rows: Rows) -> str:
     fill, decode = int(rows.of(Kind.ARRIVED).instance[0]), rows.of(Kind.DECODE).instance
     there = f"instance {fill} computes the prompt"
     return there if not decode.size or decode[0] == fill else f"{there}, {int(decode[0])} makes the other tokens"
+
+
+def _admitted(rows: Rows) -> str:
+    """Whether the request was turned away, and when."""
+    refused = rows.of(Kind.REFUSED)
+    if not len(refused):
+        return "admitted"
+    why = f"refused ({Refusal(int(refused.field(Kind.REFUSED, 'reason')[0])).name})"
+    return f"admitted, then {why} after its prefill" if len(rows.of(Kind.CHUNK)) else f"{why} on arrival"
 
 
 def _add_text(figure: go.Figure, row: Row, at: float, text: str) -> None:
