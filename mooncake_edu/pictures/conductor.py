@@ -21,7 +21,6 @@ TRANSFER = MOVING._replace(label="transfer: fetching a prefix")
 PREFILL = COMPUTED._replace(label="prefill: computing the rest")
 CHOSEN = "◀ chosen"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-TICKS = [factor * 10**power for power in range(-2, 4) for factor in (1, 2, 5)]
 LANE = 44  # pixels of a candidate
 
 
@@ -260,8 +259,7 @@ def scores(seconds: Mapping[str, float], yours: str, asked: float) -> go.Figure:
                      annotation_font={"color": INK, "size": 12})  # fmt: skip
     figure.update_layout(height=340)
     low, high = min(seconds.values()), max([*seconds.values(), asked])
-    figure.update_xaxes(title="mean TTFT (s)", type="log", range=np.log10([low / 2, high * 2]).tolist(),
-                        tickvals=TICKS)  # fmt: skip
+    figure.update_xaxes(title="mean TTFT (s)", type="log", range=np.log10([low / 2, high * 2]).tolist())
     said = "Yours places not all requests"
     if yours in seconds:
         said = f"Yours: {seconds[yours]:.2f} s, number {order.index(yours) + 1} of {len(order)}"

@@ -219,6 +219,10 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}" + "s" * (number != 1)
 
 
+LOG_TICKS = [factor * 10.0**power for power in range(-9, 13) for factor in (1, 2, 5)]
+"""Marks of a logarithmic axis, written out: plotly's own say 2 and 5 for 20 and 50."""
+
+
 def finish(figure: go.Figure, title: str, finding: str) -> go.Figure:
     """Gives a figure what all share; `layout.meta["alt"]` is then the text for those who cannot see it."""
     axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
@@ -233,4 +237,7 @@ def finish(figure: go.Figure, title: str, finding: str) -> go.Figure:
     )  # fmt: skip
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
+    for each in (*figure.select_xaxes(), *figure.select_yaxes()):
+        if each.type == "log" and each.tickvals is None and each.dtick is None:
+            each.tickvals = LOG_TICKS
     return figure

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 
 from mooncake_edu.events import EventLog, Kind
-from mooncake_edu.pictures.figures import latency_bars, memory, timeline, tokens_side_by_side, unique_names
+from mooncake_edu.pictures.figures import finish, latency_bars, memory, timeline, tokens_side_by_side, unique_names
 from mooncake_edu.pictures.palette import COMPUTED, REUSED
 
 
@@ -120,3 +120,9 @@ def test_latencies_are_in_milliseconds() -> None:
 
 def test_requests_of_one_name_get_numbers() -> None:
     assert unique_names(["a", "b", "a", "a"]) == ["a", "b", "a (2)", "a (3)"]
+
+
+def test_every_mark_of_a_logarithmic_axis_is_written_out() -> None:
+    figure = finish(go.Figure().update_yaxes(type="log").update_xaxes(type="log", dtick=1), "Marks", "They are whole.")
+    assert figure.layout.xaxis.tickvals is None
+    assert {20.0, 50.0} <= set(figure.layout.yaxis.tickvals)
