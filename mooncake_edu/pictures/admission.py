@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mooncake_edu.events import Reals
-from mooncake_edu.pictures.figures import bar_marker, finish
+from mooncake_edu.pictures.figures import finish
 from mooncake_edu.pictures.palette import COMPUTED, DECODED, EVICTED, INK, SERIES, WAITING
 from mooncake_edu.simulation.loads import Loads
 from mooncake_edu.simulation.result import Result, Stage
@@ -42,7 +42,8 @@ def swings(runs: Mapping[str, Loads], results: Mapping[str, Result] | None = Non
     figure.update_xaxes(title="time (s)", row=len(runs), col=1)
     figure.update_yaxes(title="load (%)", rangemode="tozero")
     figure.update_layout(height=130 + 230 * len(runs))
-    return finish(figure, "The load of the prefill and of the decode instances", "; ".join(said) + ".")
+    finish(figure, "The load of the prefill and of the decode instances", "; ".join(said) + ".")
+    return figure.update_layout(legend_y=1 + 36 / figure.layout.height, margin_t=130)  # above the panels' titles
 
 
 def _ticks(figure: go.Figure, result: Result, zero: float, last: float, row: int) -> None:
@@ -56,26 +57,29 @@ def _ticks(figure: go.Figure, result: Result, zero: float, last: float, row: int
                            marker={"symbol": "line-ns-open", "size": 8, "color": paint.colour})  # fmt: skip
 
 
-def goodput(shares: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> go.Figure:
-    """The share of requests within both objectives by case and policy; a value a run, of which the bars show the mean.
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon", "hexagon")
 
-    Whiskers reach from the smallest to the largest.
+
+def goodput(shares: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> go.Figure:
+    """The share of requests within both objectives by case and policy; a value a run, of which the points are means.
+
+    Whiskers reach from the smallest to the largest. A policy has a line of its own, a case its own mark.
     """
     figure, said = go.Figure(), []
-    names = list(next(iter(shares.values())))
-    for number, name in enumerate(names):
-        runs = [np.array(policies[name]) for policies in shares.values()]
-        means = np.array([float(run.mean()) for run in runs])
-        above = [100 * (run.max() - mean) for run, mean in zip(runs, means, strict=True)]
-        below = [100 * (mean - run.min()) for run, mean in zip(runs, means, strict=True)]
-        figure.add_bar(x=list(shares), y=100 * means, name=name, marker=bar_marker(SERIES[number % len(SERIES)]),
-                       error_y={"type": "data", "symmetric": False, "array": above, "arrayminus": below,
-                                "color": INK, "thickness": 1.2, "width": 3},
-                       hovertemplate=name + ", %{x}: %{y:.1f} %<extra></extra>")  # fmt: skip
-    for case, policies in shares.items():
-        best = max(policies, key=lambda name: float(np.mean(policies[name])))
-        said.append(f"{case}: {best} {100 * float(np.mean(policies[best])):.1f} %")
-    figure.update_layout(barmode="group", height=480)
-    figure.update_xaxes(type="category")
-    figure.update_yaxes(title="requests within both objectives (%)", rangemode="tozero")
+    for number, (case, policies) in enumerate(shares.items()):
+        runs = {name: 100 * np.array(values) for name, values in policies.items()}
+        means = [float(run.mean()) for run in runs.values()]
+        below, above = ([abs(float(end(run)) - mean) for run, mean in zip(runs.values(), means, strict=True)]
+                        for end in (np.min, np.max))  # fmt: skip
+        paint, symbol = SERIES[number % len(SERIES)], SYMBOLS[number % len(SYMBOLS)]
+        figure.add_scatter(x=means, y=list(policies), name=case, mode="markers",
+                           marker={"symbol": symbol, "size": 12, "color": paint.colour},
+                           error_x={"type": "data", "symmetric": False, "array": above, "arrayminus": below,
+                                    "thickness": 1.2, "width": 4, "color": paint.colour},
+                           hovertemplate="%{y}, " + case + ": %{x:.1f} %<extra></extra>")  # fmt: skip
+        best = int(np.argmax(means))
+        said.append(f"{case}: {list(policies)[best]} {means[best]:.1f} %")
+    figure.update_layout(height=200 + 44 * max(map(len, shares.values())))
+    figure.update_yaxes(type="category", autorange="reversed")
+    figure.update_xaxes(title="requests within both objectives (%)", rangemode="tozero")
     return finish(figure, title, f"Most were served within both objectives by: {'; '.join(said)}.")

@@ -39,15 +39,20 @@ def test_a_tick_stands_for_each_request_that_was_refused_before_and_after_the_pr
     assert min(ticks.values()) > 0
 
 
-def test_bars_are_means_and_whiskers_reach_from_the_least_to_the_most() -> None:
+def test_points_are_means_and_whiskers_reach_from_the_least_to_the_most() -> None:
     shares = {"one": {"a": [0.5, 0.7], "b": [0.9, 0.9]}, "two": {"a": [0.2, 0.4], "b": [0.1, 0.1]}}
     figure = goodput(shares, "Who is served")
     first = figure.data[0]
-    assert list(first.x) == ["one", "two"]
-    np.testing.assert_allclose(first.y, [60, 30])
-    np.testing.assert_allclose(first.error_y.array, [10, 10])
-    np.testing.assert_allclose(first.error_y.arrayminus, [10, 10])
+    assert (first.name, list(first.y)) == ("one", ["a", "b"])
+    np.testing.assert_allclose(first.x, [60, 90])
+    np.testing.assert_allclose(first.error_x.array, [10, 0], atol=1e-9)
+    np.testing.assert_allclose(first.error_x.arrayminus, [10, 0], atol=1e-9)
     assert "one: b 90.0 %" in figure.layout.meta["finding"] and "two: a 30.0 %" in figure.layout.meta["finding"]
+
+
+def test_no_two_cases_have_one_mark() -> None:
+    figure = goodput({str(number): {"a": [0.5]} for number in range(10)}, "Who is served")
+    assert len({(trace.marker.symbol, trace.marker.color) for trace in figure.data}) == 10
 
 
 @pytest.mark.parametrize("count", [1, 3])
