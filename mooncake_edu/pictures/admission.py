@@ -40,7 +40,7 @@ def swings(runs: Mapping[str, Loads], results: Mapping[str, Result] | None = Non
         figure.add_hline(y=100, line={"color": INK, "dash": "dot", "width": 1}, row=row, col=1)
         said.append(f"{name}: the decode load is {100 * seen.decode.mean():.0f} ± {100 * seen.decode.std():.0f} %")
     figure.update_xaxes(title="time (s)", row=len(runs), col=1)
-    figure.update_yaxes(title="load (%)", rangemode="tozero")
+    figure.update_yaxes(title="load (%)", rangemode="tozero", matches="y")  # panels are compared
     figure.update_layout(height=130 + 230 * len(runs))
     finish(figure, "The load of the prefill and of the decode instances", "; ".join(said) + ".")
     return figure.update_layout(legend_y=1 + 36 / figure.layout.height, margin_t=130)  # above the panels' titles
