@@ -83,12 +83,13 @@ def lagged(first: Reals, second: Reals, most: int) -> tuple[int, float]:
 def period(values: Reals) -> float:
     """Samples between two peaks of a series: where its autocorrelation is largest behind its first dip below 0.
 
-    Not a number where that is less than a tenth: then it does not swing.
+    The dip comes after a quarter of a period, and the peak is looked for until one and a half. Not a number where it is
+    less than a tenth: then the series does not swing.
     """
     centred = values - values.mean()
     correlation = np.correlate(centred, centred, "full")[len(values) - 1 :]
     below = np.flatnonzero(correlation < 0)
     if not below.size or below[0] > len(values) // 2:
         return float("nan")
-    peak = int(below[0] + np.argmax(correlation[below[0] : len(values) * 3 // 4]))
+    peak = int(below[0] + np.argmax(correlation[below[0] : 6 * below[0] + 1]))
     return float(peak) if correlation[peak] > 0.1 * correlation[0] else float("nan")

@@ -29,9 +29,10 @@ PAPER_REQUESTS = 23_000
 
 WHY = (
     "A place to decode is lost only while nobody takes it, and a prefill costs nothing while its instance would rest. "
-    "So where decoding is what is scarce, the baseline serves most: it always has somebody at hand for a place that "
-    "gets free. Refusing early saves prefills, and with them TTFT; it serves more only where places are reserved on "
-    "arrival, which those who are refused late keep from others."
+    "So where places to decode are what is scarce, the baseline serves most: it always has somebody at hand for one "
+    "that gets free. Refusing early saves prefills, and with them TTFT. It serves more where places are reserved on "
+    "arrival, which those who are refused late keep from others; and where pages or the TBT limit bind, since it turns "
+    "long prompts away first and keeps batches smaller."
 )
 """What the figures come to."""
 
