@@ -27,7 +27,7 @@ def fates(results: Sequence[Result], title: str = "What became of the requests")
     for paint, values in counts.items():
         figure.add_bar(
             orientation="h", y=names, x=values, name=paint.label, marker=bar_marker(paint), width=0.62,
-            hovertemplate="%{y}<br>%{x:,} " + paint.label + "<extra></extra>",
+            showlegend=any(values), hovertemplate="%{y}<br>%{x:,} " + paint.label + "<extra></extra>",
         )  # fmt: skip
     figure.add_scatter(
         mode="text", y=names, x=[int(result.stage.size) for result in results], cliponaxis=False, showlegend=False,
@@ -126,7 +126,7 @@ def scores(goodputs: Mapping[str, float], yours: str, asked: float) -> go.Figure
         figure.add_bar(orientation="h", y=[name], x=[goodputs[name]], marker=bar_marker(paint), showlegend=False,
                        text=[f"{goodputs[name]:.2f}"], textposition="outside", cliponaxis=False)  # fmt: skip
     figure.add_vline(x=asked, line={"color": INK, "width": 2, "dash": "dash"}, annotation_text="asked",
-                     annotation_font={"color": INK, "size": 12})  # fmt: skip
+                     annotation_font={"color": INK, "size": 12}, annotation_yshift=20)  # fmt: skip
     figure.update_layout(height=320)
     figure.update_xaxes(title="goodput (requests/s)", range=[0, 1.15 * max([*goodputs.values(), asked])])
     said = "Yours gives no numbers that can be used"

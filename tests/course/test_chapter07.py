@@ -261,9 +261,9 @@ def test_the_threshold_lies_between_what_is_naive_and_what_the_package_reaches()
 
 
 def test_an_answer_is_given_who_is_on_the_way_who_decodes_and_how_long_others_did() -> None:
-    given: list[tuple[float, list[float], list[float], list[float]]] = []
+    given: list[tuple[float, Times, Times, Times]] = []
 
-    def count(ahead: float, ready: list[float], ages: list[float], lasted: list[float]) -> float:
+    def count(ahead: float, ready: Times, ages: Times, lasted: Times) -> float:
         given.append((ahead, ready, ages, lasted))
         return 3.0
 

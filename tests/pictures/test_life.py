@@ -5,7 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 import pytest
 
-from mooncake_edu.events import EventLog, Kind
+from mooncake_edu.events import EventLog, Kind, Refusal
 from mooncake_edu.pictures.life import WAY, life
 
 
@@ -124,3 +124,24 @@ def test_the_conductor_s_row_says_where_the_request_went_and_what_was_loaded_cou
     assert "instance 3 computes the prompt, 9 makes the other tokens" in said
     assert "32 of 40 tokens found" in said and "found 32 of them" in drawn.layout.meta["finding"]
     assert drawn.layout.title.text == "The life of request 7"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Kind.FINISHED, "admitted"),
+        (Kind.REFUSED, "admitted, then refused (LOAD) after its prefill"),
+        (None, "refused (LOAD) on arrival"),
+    ],
+)
+def test_early_rejection_s_row_says_whether_and_when_the_request_was_turned_away(kind: Kind | None, words: str) -> None:
+    log = EventLog()
+    log.add(Kind.ARRIVED, request="mine", start=0.0, prompt=8)
+    if kind is not None:
+        log.add(Kind.CHUNK, request="mine", start=1.0, end=2.0, tokens=8, position=0, cached=0)
+    if kind is Kind.FINISHED:
+        log.add(Kind.FINISHED, request="mine", start=3.0, output=1, reason=1)
+    else:
+        log.add(Kind.REFUSED, request="mine", start=3.0, reason=Refusal.LOAD)
+    said = [trace.text[0] for trace in life(log, "mine", 7).data if list(trace.y) == ["Early rejection (7)"]]
+    assert [text.strip() for text in said] == [words]

@@ -138,8 +138,8 @@ def thens() -> Iterator[Then]:
     yield from (Then(12.0, 5.0, (), (ready,)) for ready in prefills)
     yield from (Then(12.0, 1.0, (), (ready,)) for ready in prefills)
     yield from (Then(12.0, 5.0, pair, (12.0, 13.0)) for pair in itertools.combinations(decodes, 2))
-    yield Then(12.0, 5.0, decodes, prefills)
     yield Then(20.0, 5.0, decodes, prefills)
+    yield Then(12.0, 5.0, decodes, prefills)
 
 
 def judge_count(answer: Answer, case: Then) -> Trial:

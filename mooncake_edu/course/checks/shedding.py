@@ -11,7 +11,8 @@ from functools import cache
 import numpy as np
 
 from mooncake_edu.admission import Admission, Asked, Forecast, Load, Room
-from mooncake_edu.config import Config, Slo
+from mooncake_edu.config import Config
+from mooncake_edu.quantities import Slo
 from mooncake_edu.simulation.cluster import simulate
 from mooncake_edu.simulation.gate import admission_of
 from mooncake_edu.simulation.parts import costs_of
