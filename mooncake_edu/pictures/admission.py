@@ -27,7 +27,7 @@ def swings(runs: Mapping[str, Loads], results: Mapping[str, Result] | None = Non
     """
     figure = make_subplots(rows=len(runs), cols=1, shared_xaxes=True, subplot_titles=list(runs),
                            vertical_spacing=0.14 / len(runs))  # fmt: skip
-    said = []
+    said, top = [], 100 * max(1.0, *(float(max(seen.decode.max(), seen.prefill.max())) for seen in runs.values()))
     for row, (name, seen) in enumerate(runs.items(), 1):
         zero = float(seen.times[0])
         for paint, dash, load in ((COMPUTED, "solid", seen.prefill), (DECODED, "dash", seen.decode)):
@@ -36,7 +36,7 @@ def swings(runs: Mapping[str, Loads], results: Mapping[str, Result] | None = Non
                                line={"color": paint.colour, "dash": dash, "width": 2}, legendgroup=label,
                                showlegend=row == 1)  # fmt: skip
         if results is not None and name in results:
-            _ticks(figure, results[name], zero, float(seen.times[-1]), row)
+            _ticks(figure, results[name], zero, float(seen.times[-1]), row, top)
         figure.add_hline(y=100, line={"color": INK, "dash": "dot", "width": 1}, row=row, col=1)
         said.append(f"{name}: the decode load is {100 * seen.decode.mean():.0f} ± {100 * seen.decode.std():.0f} %")
     figure.update_xaxes(title="time (s)", row=len(runs), col=1)
@@ -46,10 +46,10 @@ def swings(runs: Mapping[str, Loads], results: Mapping[str, Result] | None = Non
     return figure.update_layout(legend_y=1 + 36 / figure.layout.height, margin_t=130)  # above the panels' titles
 
 
-def _ticks(figure: go.Figure, result: Result, zero: float, last: float, row: int) -> None:
-    """Marks below the loads, where requests were turned away; before the prefill higher up than after it."""
+def _ticks(figure: go.Figure, result: Result, zero: float, last: float, row: int, top: float) -> None:
+    """Marks below the loads, which reach to `top`, where requests were turned away; after the prefill further down."""
     when: Reals = result.table.arrival + result.table.e2e
-    for height, (stage, paint) in zip((-6, -14), TICKS.items(), strict=True):
+    for height, (stage, paint) in zip((-0.06 * top, -0.14 * top), TICKS.items(), strict=True):
         chosen = (result.stage >= 0) & ((result.stage == Stage.DECODE) == (stage == Stage.DECODE))
         times = when[chosen & (when >= zero) & (when <= last)] - zero
         figure.add_scatter(x=times, y=np.full(len(times), height), mode="markers", name=paint.label, row=row, col=1,
