@@ -102,8 +102,8 @@ class Graft:
         """Run each statement that is new, binds or mentions a name that is, or is a definition that has moved."""
         flags = self._flags(new)
         before, after = _binders(old), _binders(new)
-        places = {(ast.dump(node), node.lineno) for node in old.body}
-        known = {dump for dump, _ in places} if flags == self._flags(old) else set()
+        places = {ast.dump(node, include_attributes=True) for node in old.body}  # those of methods, too
+        known = {ast.dump(node) for node in old.body} if flags == self._flags(old) else set()
         rebound = {name for name in after if before.get(name) != after[name]}
         changed = before.keys() - after.keys()
         for name in changed:
@@ -113,7 +113,7 @@ class Graft:
             mentions = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
             fresh = dump not in known or bool(binds & rebound or mentions & changed)
             defines = isinstance(node, DEFINITIONS)
-            if fresh or (defines and (dump, node.lineno) not in places):
+            if fresh or (defines and ast.dump(node, include_attributes=True) not in places):
                 code = compile(ast.Module([node], []), self._file, "exec", flags, dont_inherit=True)
                 changed |= self._statement(code, fresh) | (binds if fresh and defines else set())
 

@@ -126,9 +126,11 @@ def test_source_and_tracebacks_are_those_of_the_edited_text(shell: Shell) -> Non
     shell.run("import inspect, traceback\ntry:\n    take(1)\nexcept RuntimeError:\n    said = traceback.format_exc()")
     assert "raise RuntimeError('edited')" in shell.show("said")
     assert "# here" in shell.show("inspect.getsource(BlockPool.allocate)")
-    for listing, name in ((SHARE, "BlockPool.share"), (KEEP, "BlockPool.keep"), (LAYOUT, "BlockLayout.runs.__code__")):
-        source = shell.show(f"inspect.getsource({name})").split("\n")
-        assert source[0].startswith("    def ") and source[0] in listing.text and source[-1] in listing.text
+    for listing, name in ((SHARE, "BlockPool.share"), (KEEP, "BlockPool.keep"), (LAYOUT, "BlockLayout.runs")):
+        for object_ in name, f"{name}.__code__":
+            source = shell.show(f"inspect.getsource({object_})").split("\n")
+            assert source[0].startswith(f"    def {name.partition('.')[2]}(")
+            assert source[0] in listing.text and source[-1] in listing.text
     assert shell.show("inspect.getsource(BlockPool).count('# here')") == "1"
 
 
