@@ -110,7 +110,8 @@ def stays(spans: Sequence[tuple[float, float]], at: float, title: str, finding: 
         if chosen:
             begin, length = (np.array([spans[n][place] for n in chosen], float) for place in (0, 1))
             add_spans(figure, paint, [lanes[n] for n in chosen], begin, length)
-    figure.add_vline(x=at, line=FULL | {"width": 2}, annotation_text="asked", annotation_font={"color": INK})
+    figure.add_vline(x=at, line=FULL | {"width": 2}, annotation_text="asked", annotation_font={"color": INK},
+                     annotation_yshift=20)  # fmt: skip
     figure.update_xaxes(title="time (s)")
     figure.update_layout(height=180 + 30 * len(spans), barmode="overlay")
     finish(figure, title, finding)
