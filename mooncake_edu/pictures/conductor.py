@@ -32,6 +32,7 @@ def candidates(found: Sequence[Candidate], chosen: int, title: str = "The candid
         values = [getattr(each, column) if each.usable else 0.0 for each in found]
         figure.add_bar(
             orientation="h", y=lanes, x=values, name=paint.label, marker=bar_marker(paint), width=0.62,
+            showlegend=paint is not TRANSFER or any(values),
             hovertemplate="%{y}<br>" + paint.label + ": %{x:.2f} s<extra></extra>",
         )  # fmt: skip
     figure.add_scatter(
@@ -84,6 +85,7 @@ def cluster_map(journal: Journal, numbers: Sequence[int]) -> go.Figure:
     rows = [1, 1, 2, 2, 3, 3]
     for row, trace in zip(rows, _scene(*scenes[0]), strict=True):
         figure.add_trace(trace, row=row, col=1)
+    figure.data[3].showlegend = any(placement.fetched for _, _, placement in scenes)
     finish(figure, "Where requests go", _map_finding(scenes))
     _arrange(figure, scenes)
     frames = [

@@ -304,6 +304,23 @@ def test_the_cases_hold_both_sides_of_every_border() -> None:
     }
 
 
+def test_the_last_case_which_a_right_answer_sees_drawn_has_a_fetch_that_wins_the_border_and_nothing_held() -> None:
+    *_, last = asks()
+    found = offers(last)
+    assert min(found, key=lambda each: each.ttft).fetched > 0
+    assert 0 in last.cached
+    assert any(max(last.cached) == last.threshold * own for own in last.cached)
+
+
+def test_the_harder_goal_of_the_chapter_needs_work_to_be_weighed_more_than_waiting() -> None:
+    def weighed(pool: Pool, table: Table) -> int:
+        return min(pool.choices(), key=lambda n: pool.queue[n] + 2 * table.reuse(pool.cached[n]).work)
+
+    policies = [placing.scored(least_ttft, placing.HELD_OUT),
+                sum(placing.of_the_five(seed)["cache-aware"] for seed in placing.HELD_OUT) / 2]  # fmt: skip
+    assert placing.scored(weighed, placing.HELD_OUT) * 1.05 < 1.45 < min(policies) / 1.05
+
+
 def test_the_threshold_lies_between_what_is_naive_and_what_is_good() -> None:
     each = [placing.of_the_five(seed) for seed in placing.HELD_OUT]
     reached = {name: sum(five[name] for five in each) / len(each) for name in POLICIES}

@@ -95,6 +95,18 @@ def test_each_frame_of_the_map_shows_the_view_and_the_placement_of_its_request()
     assert any(frame.data[3].x[0] is not None for frame in figure.frames), "no frame shows a fetch"
 
 
+def test_a_legend_names_fetching_only_where_something_is_fetched() -> None:
+    pool = Pool(range(2), [1] * 2, [0.0, 5.0], [0, 8192], [0] * 2, [0] * 2, [True] * 2)
+    alone = pictures.candidates(candidates(Query(16384, (), 0.0), pool, COSTS, None), 0)
+    assert bars(alone, "transfer").showlegend is False and bars(alone, "queue").showlegend
+    assert bars(pictures.candidates(found(), 0), "transfer").showlegend
+    journal = Journal()
+    run("cache-aware", journal)
+    for figure, fetches in ((pictures.cluster_map(journal, range(20, 50)), False), (mapped(), True)):
+        [arrow] = [trace for trace in figure.data if trace.name == "a prefix is fetched"]
+        assert arrow.showlegend is fetches
+
+
 def test_waits_are_those_of_the_runs() -> None:
     runs = [run("random"), run()]
     figure = pictures.waits(runs)

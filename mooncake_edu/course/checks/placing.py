@@ -20,7 +20,7 @@ PRACTICE = (1, 2)
 HELD_OUT = (101, 102)
 """Seeds of the slices that a reader may try, and of those that only the score uses."""
 
-LOAD = 1.3
+LOAD = 1.8
 """Prefill work that comes in, as a share of what the instances can do: more than that, if nothing were reused."""
 
 Choose = Callable[[Pool, Table], int]

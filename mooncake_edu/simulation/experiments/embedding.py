@@ -282,7 +282,7 @@ def _told(found: dict[str, Runs]) -> list[str]:
 
 
 def picture(found: dict[str, Runs], stages: int) -> go.Figure:
-    """Mean time to the end and work of a job by policy, with the lowest and highest of all seeds."""
+    """Mean time to the end and work of a job by policy, with the lowest and highest of all seeds, or one value."""
     shown = [(what, *MEASURES[what]) for what in ("mean time to the end", "work a job")]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for row, (what, unit, read) in enumerate(shown, 1):
@@ -291,7 +291,8 @@ def picture(found: dict[str, Runs], stages: int) -> go.Figure:
             mean = values.mean(axis=1)
             figure.add_bar(
                 x=list(found), y=mean, name=name, marker=bar_marker(SERIES[number % len(SERIES)]), legendgroup=name,
-                showlegend=row == 1, row=row, col=1,
+                showlegend=row == 1, row=row, col=1, textposition="outside", cliponaxis=False,
+                text=[f"{each:.3g}" for each in mean] if values.shape[1] == 1 else None,
                 error_y={"array": values.max(axis=1) - mean, "arrayminus": mean - values.min(axis=1), "color": INK},
                 hovertemplate=f"{name}, %{{x}}: %{{y:.3g}} {unit} {what}<extra></extra>",
             )  # fmt: skip
