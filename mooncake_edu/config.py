@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -358,9 +358,10 @@ def allowed(field: FieldInfo | None) -> str:
         return "true or false"
     if kind is str:
         return "text of at least one character"
-    low = next(limit.ge for limit in limits if isinstance(limit, Ge))
+    low = next(f"from {limit.ge}" if isinstance(limit, Ge) else f"above {limit.gt}, up"
+               for limit in limits if isinstance(limit, Ge | Gt))  # fmt: skip
     high = next(limit.le for limit in limits if isinstance(limit, Le))
-    return f"a {'whole ' if kind is int else ''}number from {low} to {high}"
+    return f"a {'whole ' if kind is int else ''}number {low} to {high}"
 
 
 def limits_of(field: FieldInfo) -> tuple[Any, list[Any]]:

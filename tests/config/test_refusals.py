@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
 import pytest
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, BeforeValidator
@@ -46,8 +46,9 @@ def bounded() -> Iterator[Bounded]:
                 yield Bounded(section, key, math.ulp(0), 1e6, False)
             elif isinstance(reader, Quantity):
                 yield Bounded(section, key, reader.low, reader.high, kind is int)
-            elif any(isinstance(limit, Ge) for limit in limits):
-                low = next(limit.ge for limit in limits if isinstance(limit, Ge))
+            elif any(isinstance(limit, Ge | Gt) for limit in limits):
+                low = next(limit.ge if isinstance(limit, Ge) else math.nextafter(limit.gt, math.inf)  # type: ignore
+                           for limit in limits if isinstance(limit, Ge | Gt))  # fmt: skip
                 high = next(limit.le for limit in limits if isinstance(limit, Le))
                 yield Bounded(section, key, low, high, kind is int)  # type: ignore[arg-type]
 
