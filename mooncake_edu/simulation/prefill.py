@@ -125,7 +125,7 @@ class PrefillInstance:
         self._agenda, self._recorder, self._cluster = agenda, recorder, cluster
         self._queue: deque[Job] = deque()
         self._free = [0.0] * stages
-        self._ends = self._free  # of computing, where `_free` waits for stores
+        self._spans: list[tuple[float, float]] = []  # of computing, in all stages; those that are over are dropped
         self._idle = True
         self._held = False  # by the fetch of whose turn it is
         self._life = 0  # what was to happen in a life before does not
@@ -139,7 +139,8 @@ class PrefillInstance:
 
     def fail(self, now: float) -> list[int]:
         """Everything here is lost, cache and work alike; returns the ids that were held."""
-        self.busy -= sum(max(end - now, 0.0) for end in self._ends) / self._stages
+        self.busy -= sum(max(end - max(begin, now), 0.0) for begin, end in self._spans) / self._stages
+        self._spans = []
         self._life += 1
         self._queue.clear()
         self._free = [0.0] * self._stages
@@ -232,6 +233,7 @@ class PrefillInstance:
     ) -> tuple[Flow, list[tuple[float, float, int, int]]]:
         """Send all chunks through the stages, and say when what happens, and when each chunk was where."""
         stages, stored, begin, at = self._stages, [0.0] * self._stages, 0.0, now
+        self._spans = [span for span in self._spans if span[1] > now]
         job.worked, parts = 0.0, []
         for start, stop in chunks:
             size = (stop - start) * self._costs.token_bytes
@@ -241,11 +243,12 @@ class PrefillInstance:
                 at = max(at, self._free[stage])
                 passage = self._through(at, stored[stage], work, self._layers)
                 job.worked += (passage.free - at) / stages
+                self._spans.append((at, passage.free))
                 begin, stored[stage] = begin or passage.first, passage.stored
                 self._free[stage], at = passage.free, passage.computed
             parts.append((entered, at, start, stop - start))
             self._cluster.moved("store", size)
             load = 0.0
         self.busy += job.worked
-        self._ends, self._free = self._free, [max(free, end) for free, end in zip(self._free, stored, strict=True)]
+        self._free = [max(free, end) for free, end in zip(self._free, stored, strict=True)]
         return Flow(begin, at, max(stored), chunks[-1][1]), parts

@@ -209,6 +209,19 @@ def test_a_prefill_that_is_lost_begins_anew_elsewhere_at_once() -> None:
     assert result.lost == {"requests": 1, "tokens": 0}
 
 
+@pytest.mark.parametrize("stages", [1, 4])
+def test_an_instance_is_busy_only_while_its_stages_compute_however_often_it_goes(stages: int) -> None:
+    instances = ONE.replace("count = 1", f"count = 1\npipeline_parallel = {stages}", 1)
+    alone = simulate(config(instances, budget=2**20), ALONE)
+    spent = float(alone.table.ttft[0]) / 10
+    gone = [out(0, 5.0 + spent, 5.0 + 2 * spent), out(0, 5.0 + 3 * spent, 5.0 + 4 * spent)]
+    later = Row(5.0 + 5 * spent, PROMPT, OUTPUT, range(20, 40))
+    result = simulate(cluster(*gone, instances=instances, budget=2**20), Trace.of([*ALONE.rows(), later]))
+    assert result.refusal.tolist() == [Refusal.DOWN, -1]
+    whole = alone.busy["prefill"][0] * alone.duration
+    assert result.busy["prefill"][0] * result.duration == pytest.approx(whole + spent / stages)
+
+
 def test_who_was_decoding_keeps_the_tokens_made_and_waits_for_its_kvcache_to_be_computed_again() -> None:
     log = EventLog(100_000)
     alone = simulate(config(dram="0 B"), ALONE)
