@@ -123,7 +123,7 @@ class Cluster:
         self.alive[job.number] = job
         query = self._query(job, now)
         view = self.sight.look(now, query)
-        placement = self._choose(query, view)
+        placement = self._choose(query, view, now)
         if placement is not None:
             job.prefill, job.decode, job.estimate = placement.prefill, placement.decode, placement.work
         if not job.tries:
@@ -153,12 +153,13 @@ class Cluster:
     def _query(self, job: Job, now: float) -> Query:
         return Query(job.prompt, job.ids, now, job.priority, self._block_size)
 
-    def _choose(self, query: Query, view: ClusterView) -> Placement | None:
+    def _choose(self, query: Query, view: ClusterView, now: float) -> Placement | None:
         """Where the Conductor places a request, asked again as long as an instance that it chose takes nothing."""
         while any(view.prefill.usable) and any(view.decode.usable):
             placement = self._conductor.place(query, view)
             if not self.outages.refuse(placement.prefill, *(() if self._late else (placement.decode,))):
                 return placement
+            view = self.sight.look(now, query)  # which shows what the refusal told
         return None
 
     def reserve(self, job: Job, sign: int, now: float) -> None:
@@ -286,6 +287,7 @@ class Cluster:
                 self.reserve(job, 1, now)
                 self.sight.report(now, self._conductor.confirm, name)
                 return True
+            view = self.sight.look(now, query)
         self._conductor.confirm(name)
         if job.stored or job.left > 1:  # else its prefill makes its last token
             self._refuse(job, Stage.DECODE, self._nowhere(), now)

@@ -345,3 +345,13 @@ def test_an_instance_cannot_go_while_it_is_out() -> None:
         config(simulation=each("down", 1.0, 6.0) + each("draining", 5.0, 9.0))
     handed: Sequence[Outage] = config(simulation=each("draining", 1.0, 6.0) + each("down", 6.0, 9.0)).simulation.outages
     assert [outage.kind for outage in handed] == ["draining", "down"]
+
+
+@pytest.mark.parametrize("decode", ["reserved", "hand-over"])
+def test_whoever_is_sent_from_an_instance_that_went_to_a_full_one_waits_there(decode: str) -> None:
+    rows = [Row(time, 1000, 2000, range(2 * row, 2 * row + 2)) for row, time in enumerate((0.0, 5.5, 11.0))]
+    instances = ONE.replace('"decode"\ncount = 1', '"decode"\ncount = 2')
+    for gone in (1, 2):  # one of them has a request, as an old view shows, and the other one is down, as it does not
+        made = cluster(out(gone, 9.0, 500.0), decode=decode, instances=instances, batch=1, simulation="view_age = 5.0")
+        result = simulate(made, Trace.of(rows))
+        assert not result.refused() and result.decode.tolist()[2] == 3 - gone
