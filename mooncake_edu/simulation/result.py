@@ -69,8 +69,8 @@ class Result:
 
     @property
     def wasted(self) -> float:
-        """Seconds of prefill for requests that were turned away afterwards."""
-        return float(self.worked[self.stage == Stage.DECODE].sum())
+        """Seconds of prefill for requests that were turned away afterwards, be it when they were placed again."""
+        return float(self.worked[self.stage >= 0].sum())
 
     def late(self, column: str) -> int:
         """How many requests ended with a `ttft` or `tbt` beyond their objective."""

@@ -355,3 +355,11 @@ def test_whoever_is_sent_from_an_instance_that_went_to_a_full_one_waits_there(de
         made = cluster(out(gone, 9.0, 500.0), decode=decode, instances=instances, batch=1, simulation="view_age = 5.0")
         result = simulate(made, Trace.of(rows))
         assert not result.refused() and result.decode.tolist()[2] == 3 - gone
+
+
+def test_a_prefill_is_wasted_whose_request_cannot_be_placed_again() -> None:
+    alone = simulate(config(ONE), ALONE)
+    stop = ALONE.arrival[0] + float(alone.table.ttft[0]) + 0.1
+    result = simulate(cluster(out(0, stop, 500.0), out(1, stop, 500.0), instances=ONE), ALONE)
+    assert result.stage.tolist() == [Stage.TURN] and result.refusal.tolist() == [Refusal.DOWN]
+    assert result.wasted == pytest.approx(float(result.worked[0])) and result.wasted > 0
