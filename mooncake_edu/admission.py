@@ -272,7 +272,7 @@ class EarlyPredicted(Admission):
 
     Every decode is taken to last equally long, as long as those did that ended lately.
     Whoever began counts until then, ended or not: if those who ended were left out, and those who are older too, long
-    answers would vanish twice, and the load would seem smaller than it is.
+    answers would vanish twice, and the load would seem smaller than it is. But if nobody is served, nobody counts.
     """
 
     def __init__(self, room: Room, stay: float = 10.0, factor: float = 1.0, keep: float = 0.0) -> None:
@@ -288,7 +288,7 @@ class EarlyPredicted(Admission):
 
     def foresee(self, asked: Asked, forecast: Forecast, load: Load, now: float) -> Load:
         """With all who will decode then, and who asks, spread evenly."""
-        prompts = self.expect(now + forecast.ttft, now)
+        prompts = self.expect(now + forecast.ttft, now) if self.served else []
         if not prompts:
             return load._replace(decode=0.0)
         share = (len(prompts) + 1) / load.instances, (sum(prompts) + asked.prompt) / load.instances

@@ -72,6 +72,16 @@ def test_a_cluster_that_rests_admits_every_feasible_request(name: str, prompt: i
     assert isinstance(policy.decide(asked(prompt), placement(0.0, work), Load(work / 10.0, 0.0), 0.0), Admit)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cluster_that_rests_again_admits_at_once_however_long_a_decode_is_taken_to_last(name: str) -> None:
+    policy = ADMISSIONS[name](Room(1, 100_000, ROOM.step), stay=3600.0)
+    for start in (0.0, 2.0, 4.0):
+        assert isinstance(policy.decide(asked(), placement(), Load(0.1, 0.0), start), Admit)
+        policy.placed(start, asked(), placement(), start)
+        policy.began(start, start + 1.0)
+        policy.ended(start, 2, start + 1.1)
+
+
 @pytest.mark.parametrize("name", JUDGES)
 @pytest.mark.parametrize(
     ("request_", "work"), [(asked(100_000), 1.0), (asked(), 10.5), (Asked(10, 10.0, 0.02), 1.0)],
