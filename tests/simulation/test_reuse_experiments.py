@@ -53,7 +53,7 @@ def test_table1_counts_what_the_replays_count_and_stands_beside_the_paper() -> N
 
 
 def test_reuse_has_a_range_where_a_trace_was_generated_and_none_where_it_is_real(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = REUSE.settings(traces=["papers"], seeds=3, capacities=[50])
     row, pool = REUSE.run(settings, silent).rows
@@ -61,7 +61,7 @@ def test_reuse_has_a_range_where_a_trace_was_generated_and_none_where_it_is_real
     assert (row.ours, row.low, row.high) == (pytest.approx(sum(shares) / 3), min(shares), max(shares))
     assert row.paper == 0.90
     assert pool.ours == prefix_hits(TRACE, "lru", 50)[1] / TRACE.input_length.sum()
-    monkeypatch.setattr("mooncake_edu.simulation.experiments.reuse.find", lambda name: tmp_path)
+    monkeypatch.setattr("mooncake_edu.simulation.experiments.reuse.here", lambda name: True)
     outcome = REUSE.run(settings, silent)
     assert (outcome.rows[0].ours, outcome.rows[0].low, outcome.rows[0].high) == (shares[0], None, None)
     assert figures_say_what_they_show(outcome)
@@ -97,7 +97,7 @@ def test_without_a_name_all_experiments_are_listed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["table2"], "experiment 'table2' is not known: did you mean 'table1'?"),
+        (["tabel1"], "experiment 'tabel1' is not known: did you mean 'table1'?"),
         (["xyz"], "use one of table1, "),
         (["table1", "--json", "/nowhere/out.json"], "--json /nowhere/out.json"),
         (["table1", "--html", "/nowhere/out.html"], "--html /nowhere/out.html"),
