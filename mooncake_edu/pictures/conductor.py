@@ -257,8 +257,8 @@ def scores(seconds: Mapping[str, float], yours: str, asked: float) -> go.Figure:
     for name, paint in zip(order, paints, strict=True):
         figure.add_bar(orientation="h", y=[name], x=[seconds[name]], marker=bar_marker(paint), showlegend=False,
                        text=[f"{seconds[name]:.2f} s"], textposition="outside", cliponaxis=False)  # fmt: skip
-    figure.add_vline(x=asked, line={"color": INK, "width": 2, "dash": "dash"}, annotation_text="asked",
-                     annotation_font={"color": INK, "size": 12})  # fmt: skip
+    figure.add_vline(x=asked, line={"color": INK, "width": 2, "dash": "dash"})
+    figure.add_annotation(x=np.log10(asked), y=1, yref="paper", yanchor="bottom", text="asked", showarrow=False)
     figure.update_layout(height=340)
     low, high = min(seconds.values()), max([*seconds.values(), asked])
     figure.update_xaxes(title="mean TTFT (s)", type="log", range=np.log10([low / 2, high * 2]).tolist())

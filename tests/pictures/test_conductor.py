@@ -124,5 +124,8 @@ def test_of_scores_the_shortest_stands_first_and_yours_is_marked() -> None:
     figure = pictures.scores({"yours": 0.9, "random": 7.0, "best": 0.7}, "yours", 1.3)
     assert list(figure.layout.yaxis.ticktext) == ["best", "<b>▶ yours</b>", "random"]
     assert "number 2 of 3" in figure.layout.meta["finding"]
+    [line], [word] = figure.layout.shapes, figure.layout.annotations
+    assert line.x0 == pytest.approx(1.3)
+    assert 10**word.x == pytest.approx(1.3), "on an axis of powers of ten a word stands at its logarithm"
     without = pictures.scores({"random": 7.0, "best": 0.7}, "yours", 1.3)
     assert "Yours places not all requests" in without.layout.meta["finding"]
