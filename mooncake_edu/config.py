@@ -39,6 +39,11 @@ Bandwidth = Annotated[float, BeforeValidator(Quantity("B/s", "100 GB/s", 1, 10**
 Compute = Annotated[float, BeforeValidator(Quantity("FLOP/s", "312 TFLOP/s", 1, 10**21))]
 
 
+AdmissionName = Literal[
+    "all", "decode-refuses", "early", "early-predicted", "survival", "early-predicted-lengths", "bet"
+]  # fmt: skip
+
+
 class Section(BaseModel):
     """A table of the configuration; raises ConfigError where it is made with a key or value that cannot work."""
 
@@ -178,9 +183,7 @@ class Policies(Section):
     decode: Literal["reserved", "hand-over"] = "reserved"
     replication: Literal["none", "fetched", "ahead"] = "fetched"
     eviction: Literal["lru", "lfu", "length-aware", "fifo", "s3-fifo"] = "lru"
-    admission: Literal[
-        "all", "decode-refuses", "early", "early-predicted", "survival", "early-predicted-lengths", "bet"
-    ] = "all"  # fmt: skip
+    admission: AdmissionName = "all"
 
 
 class AdmissionSection(Section):

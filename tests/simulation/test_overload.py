@@ -68,8 +68,9 @@ def test_loads_of_a_run_are_those_of_its_table() -> None:
     streams = log.select(Kind.STREAM)
     came = streams.end
     ends = np.sort((result.table.arrival + result.table.e2e)[result.table.output > 1])
-    inside = np.searchsorted(np.sort(came), times, "right") - np.searchsorted(np.sort(
-        (result.table.arrival + result.table.e2e)[streams.request]), times, "right")
+    inside = np.searchsorted(np.sort(came), times, "right") - np.searchsorted(
+        np.sort((result.table.arrival + result.table.e2e)[streams.request]), times, "right"
+    )
     assert len(ends) <= len(came)
     np.testing.assert_allclose(2 * seen.decode, inside, atol=1e-9)
 
@@ -144,10 +145,45 @@ def test_less_is_counted_case_by_case() -> None:
 
 
 def test_a_policy_that_does_not_exist_is_refused_by_its_name(file: str) -> None:
-    settings = settings_of("overload")
-    variants = (Variant(name="v", policy="best"), *settings.variants)
-    with pytest.raises(ConfigError, match=r"admission best is not allowed|admission 'best'|best"):
-        find("overload").run(settings.model_copy(update={"variants": variants}), silent)
+    with pytest.raises(ConfigError, match=r"^some.toml: variants\[1\].policy 'best' is not allowed: use one of all, "):
+        find("overload").settings.from_toml(written(file, "early", "best"), "some.toml")
+    with pytest.raises(ConfigError, match=r"^some.toml: policies\[0\] 'best' is not allowed: use .* one of all, "):
+        find("fig9").settings.from_toml('policies = ["best"]\ncases = []', "some.toml")
+
+
+def written(trace: str, *policies: str, **case: Any) -> str:
+    """A configuration of overload with one case, and a variant for each policy."""
+    more = "".join(f", {key} = {value!r}" for key, value in case.items())
+    variants = [f'{{ name = "{number}", policy = "{policy}" }}' for number, policy in enumerate(policies)]
+    return (f'title = "t"\nslices = 1\nseeds = 1\ncases = [{{ name = "c", trace = "{trace}"{more} }}]\n'
+            f"variants = [{', '.join(variants)}]")  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "policies", "said"), [
+    ("overload", ["all", "bet"], "variants: none has policy 'early', with which others are compared: add one"),
+    ("table3", ["early"], "variants: none has policy 'decode-refuses', with which others are compared: add one"),
+])  # fmt: skip
+def test_what_others_are_compared_with_must_be_there(name: str, policies: list[str], said: str, file: str) -> None:
+    settings = find(name).settings.from_toml(written(file, *policies))
+    with pytest.raises(ConfigError, match=said):
+        find(name).run(settings, silent)
+
+
+def test_names_that_results_are_told_apart_by_are_given_once(file: str) -> None:
+    text = written(file, "early", "all").replace('"1"', '"0"')
+    with pytest.raises(ConfigError, match=r"variants\[1\].name '0' is taken: give another"):
+        find("overload").settings.from_toml(text)
+
+
+def test_more_slices_than_requests_are_refused(file: str) -> None:
+    with pytest.raises(ConfigError, match="slices 121 are more than the 120 requests of case 'c': use fewer"):
+        Case(name="c", trace=file).read(121, 10)
+
+
+def test_where_nobody_is_served_what_is_not_known_has_no_row(file: str) -> None:
+    outcome = find("overload").run(find("overload").settings.from_toml(written(file, "early", tbt=0.001)), silent)
+    said = {row.what: row.ours for row in outcome.rows}
+    assert said["c, 0: refused"] == 1.0 and "c, 0: wait before the prefill over decoding" not in said
 
 
 def swinging(policy: str, **changes: Any) -> list[float]:
@@ -193,3 +229,20 @@ def test_figure_9_tells_every_measure_and_the_reduction(file: str) -> None:
     assert said[-1].endswith("standard deviation of the decode load, early-predicted over early")
     assert all(row.low is not None and row.low <= row.ours <= row.high for row in outcome.rows)
     assert len(outcome.figures) == 1
+
+
+def fig9(prompt: int, output: int, rate: float) -> str:
+    """A configuration of figure 9 with one small case."""
+    data = f'{{ name = "x", prompt = {prompt}, output = {output} }}'
+    return (f"requests = 100\nseeds = 1\ncases = [{{ data = {data}, rate = {rate}, prefill = 2, decode = 1, "
+            f"slots = 3 }}]")  # fmt: skip
+
+
+def test_where_nobody_decodes_nothing_swings_less_than_anything() -> None:
+    outcome = find("fig9").run(find("fig9").settings.from_toml(fig9(4096, 1, 2.0)), silent)
+    assert not any("over early" in row.what for row in outcome.rows)
+
+
+def test_a_run_too_short_to_look_for_a_lag_in_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"requests 100 of x come within .* too few for a lag of 4: give more"):
+        find("fig9").run(find("fig9").settings.from_toml(fig9(65536, 300, 1e6)), silent)

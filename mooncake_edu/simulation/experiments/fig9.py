@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from mooncake_edu.config import AdmissionSection, Config, Policies, Section
+from mooncake_edu.config import AdmissionName, AdmissionSection, Config, Policies, Section
+from mooncake_edu.errors import ConfigError
 from mooncake_edu.events import EventLog
 from mooncake_edu.pictures.admission import swings
 from mooncake_edu.simulation.cluster import simulate
@@ -60,7 +61,7 @@ class Settings(Section):
     seeds: int = Field(default=5, ge=1, le=100)
     settle: float = Field(default=0.15, ge=0, le=0.9)
     lag: float = Field(default=4.0, ge=0, le=100)
-    policies: tuple[str, ...] = Field(default=("early", "early-predicted"), min_length=1, strict=False)
+    policies: tuple[AdmissionName, ...] = Field(default=("early", "early-predicted"), min_length=1, strict=False)
     cases: tuple[Case, ...] = Field(min_length=1, strict=False)
 
 
@@ -116,6 +117,11 @@ def run(settings: Settings, progress: Progress) -> Outcome:
                 progress(f"{case.data.name}: {policy}", done, total)
                 trace = case.data.trace(settings.requests, seed).faster(case.rate)
                 each = run_of(case.config(base, policy), trace, settings.settle)
+                if len(each.seen.times) < 20 * settings.lag + 2:
+                    raise ConfigError(
+                        f"requests {settings.requests} of {case.data.name} come within {len(each.seen.times) / 20:g} "
+                        f"prefill times, too few for a lag of {settings.lag:g}: give more, or a lower rate"
+                    )
                 first.setdefault(policy, each)
                 found.append(measures(each, settings.lag))
                 done += 1
@@ -148,7 +154,9 @@ def _reductions(case: str, spreads: dict[str, list[float]]) -> list[Row]:
     base, *others = spreads
     rows = []
     for other in others:
-        ratios = [one / two for one, two in zip(spreads[other], spreads[base], strict=True)]
+        ratios = [one / two for one, two in zip(spreads[other], spreads[base], strict=True) if two]
+        if not ratios:  # nothing swings where nobody decodes
+            continue
         rows.append(Row(what=f"{case}: standard deviation of the decode load, {other} over {base}", unit="x",
                         ours=float(np.mean(ratios)), low=min(ratios), high=max(ratios)))  # fmt: skip
     return rows

@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from mooncake_edu.config import AdmissionSection, Config, Memory, Policies, Section
+from mooncake_edu.config import AdmissionName, AdmissionSection, Config, Memory, Policies, Section
+from mooncake_edu.errors import ConfigError
 from mooncake_edu.pictures.admission import goodput
 from mooncake_edu.quantities import Slo
 from mooncake_edu.simulation.cluster import simulate
@@ -44,7 +45,7 @@ class Variant(Section):
     """A policy of admission and how it is used."""
 
     name: str = Field(min_length=1)
-    policy: str = Field(min_length=1)
+    policy: AdmissionName
     factor: float = Field(default=1.0, ge=0.01, le=100)
     second_look: bool = False
 
@@ -90,8 +91,15 @@ class Case(Section):
         })  # fmt: skip
 
     def read(self, slices: int, most: int) -> list[Trace]:
-        """The slices, at most so many requests of each, which are served by an empty cluster."""
+        """The slices, at most so many requests of each, which are served by an empty cluster.
+
+        Raises ConfigError where there are fewer requests than slices.
+        """
         whole = mixed(load_any(self.trace), self.mix)
+        if len(whole) < slices:
+            raise ConfigError(
+                f"slices {slices} are more than the {len(whole)} requests of case {self.name!r}: use fewer"
+            )
         borders = np.linspace(0, len(whole), slices + 1).astype(int).tolist()
         return [whole.slice(start, min(stop, start + most)).faster(self.speed) for start, stop in pairwise(borders)]
 
@@ -124,6 +132,22 @@ class Settings(Section):
     cases: tuple[Case, ...] = Field(min_length=1, strict=False)
     variants: tuple[Variant, ...] = Field(min_length=1, strict=False)
 
+    def check(self) -> None:
+        """Results are told apart by the names of cases and variants."""
+        for key, named in (("cases", self.cases), ("variants", self.variants)):
+            names = [each.name for each in named]
+            for number, name in enumerate(names):
+                if name in names[:number]:
+                    raise ValueError(f"{key}[{number}].name {name!r} is taken: give another")
+
+    def by_policy(self, *policies: str) -> dict[str, str]:
+        """The first variant of each policy; raises ConfigError if one of these is missing."""
+        names: dict[str, str] = {variant.policy: variant.name for variant in reversed(self.variants)}
+        for policy in policies:
+            if policy not in names:
+                raise ConfigError(f"variants: none has policy {policy!r}, with which others are compared: add one")
+        return names
+
     def config(self, case: Case, variant: Variant, seed: int) -> Config:
         """The cluster of one run."""
         base = Config.named(self.cluster)
@@ -147,9 +171,10 @@ def _share(stage: Stage, result: Result) -> float:
 
 
 def _delay(result: Result) -> float:
-    """Mean wait before the prefill over mean time of decoding."""
-    decoding = float(np.nanmean(result.table.e2e - result.table.ttft))
-    return float(np.nanmean(result.started - result.table.arrival)) / max(decoding, 1e-9)
+    """Mean wait before the prefill over mean time of decoding; not a number where nobody decoded."""
+    served = ~np.isnan(result.table.ttft)
+    decoding = (result.table.e2e - result.table.ttft)[served].sum()
+    return float((result.started - result.table.arrival)[served].sum() / decoding) if decoding else float("nan")
 
 
 MEASURES = {
@@ -195,12 +220,17 @@ def _runs(settings: Settings) -> Iterator[tuple[Case, Trace, int]]:
 
 
 def table(found: Found, papers: Mapping[str, float]) -> list[Row]:
-    """A row for each case, variant and measure; `papers` are shares of requests refused, by variant."""
+    """A row for each case, variant and measure that is known; `papers` are shares of requests refused, by variant."""
+    known = {
+        (case, variant, name): [value for value in values[name] if not np.isnan(value)]
+        for case, variants in found.items()
+        for variant, values in variants.items()
+        for name in MEASURES
+    }
     return [
-        Row(what=f"{case}, {variant}: {measure.label}", unit=measure.unit, ours=float(np.mean(values[name])),
-            low=min(values[name]), high=max(values[name]), paper=papers.get(variant) if name == "refused" else None)
-        for case, variants in found.items() for variant, values in variants.items()
-        for name, measure in MEASURES.items()
+        Row(what=f"{case}, {variant}: {MEASURES[name].label}", unit=MEASURES[name].unit, ours=float(np.mean(values)),
+            low=min(values), high=max(values), paper=papers.get(variant) if name == "refused" else None)
+        for (case, variant, name), values in known.items() if values
     ]  # fmt: skip
 
 
@@ -212,8 +242,8 @@ def less(variants: Mapping[str, Values], fewer: str, more: str, measure: str) ->
 
 def table3(settings: Settings, progress: Progress) -> Outcome:
     """Serve everything under the paper's three policies, at least, and compare where they refuse."""
+    names = settings.by_policy("decode-refuses", "early")
     found = serve(settings, progress)
-    names = {variant.policy: variant.name for variant in reversed(settings.variants)}
     papers = {names[policy]: refused / PAPER_REQUESTS for policy, refused in PAPER.items() if policy in names}
     rows = table(found, papers)
     baseline, early, *others = (names[policy] for policy in (*PAPER, "survival") if policy in names)
@@ -239,8 +269,9 @@ def shares(found: Found) -> dict[str, dict[str, list[float]]]:
 
 def compared(settings: Settings, progress: Progress) -> Outcome:
     """Serve everything, and say which variant is best where, and how far each falls below early rejection."""
+    early = settings.by_policy("early")["early"]
     found = serve(settings, progress)
-    rows, early = table(found, {}), next(v.name for v in settings.variants if v.policy == "early")
+    rows = table(found, {})
     wins = dict.fromkeys((variant.name for variant in settings.variants), 0)
     worst = dict.fromkeys(wins, float("inf"))
     for variants in found.values():
