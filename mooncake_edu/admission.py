@@ -130,14 +130,19 @@ class Classes:
 
     def limit(self, priority: int) -> float:
         """The load up to which a class is admitted."""
-        lately = self._admitted.get(priority)
+        lately = self._admitted.get(priority := self._nearest(priority))
         starves = lately is not None and lately.value < self.least
         return 1.0 if starves or priority >= max(self._admitted, default=priority) else 1 - self.keep
 
     def note(self, priority: int, admitted: bool) -> None:
         """Somebody of that class was admitted, or not."""
-        if priority in self._admitted or len(self._admitted) < self.MOST:
-            self._admitted.setdefault(priority, Average(1.0, 0.98)).note(admitted)
+        self._admitted.setdefault(self._nearest(priority), Average(1.0, 0.98)).note(admitted)
+
+    def _nearest(self, priority: int) -> int:
+        """The class that it counts as: with `MOST` known, the nearest of these."""
+        if len(self._admitted) < self.MOST:
+            return priority
+        return min(self._admitted, key=lambda known: abs(known - priority))
 
 
 @dataclass(slots=True)

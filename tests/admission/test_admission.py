@@ -256,6 +256,17 @@ def test_the_lower_class_is_shed_first_and_never_starves() -> None:
     assert 0.05 * 200 < admitted[0] < 0.5 * 200
 
 
+def test_no_class_starves_however_many_there_are() -> None:
+    classes = Classes(keep=0.5)
+    for priority in range(100, 100 + Classes.MOST):
+        classes.note(priority, True)
+    turns = []
+    for _ in range(1000):
+        turns.append(classes.limit(5) == 1.0)
+        classes.note(5, turns[-1])
+    assert sum(turns) > 50
+
+
 def test_without_a_share_kept_all_classes_are_alike() -> None:
     classes = Classes(0.0)
     classes.note(7, True)
