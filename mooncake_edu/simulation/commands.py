@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,11 +53,8 @@ def simulate(
     asked = open_trace(trace).faster(speed)
     asked = asked if requests is None else asked.slice(0, requests)
     for name, each in chosen.items():
-        try:
+        with naming(f"{name}.toml" if f"{name}.toml" in compared else config):
             check(each, asked)
-        except ConfigError as error:
-            file = f"{name}.toml"
-            raise ConfigError(f"{file if file in compared else config}: {error}") from None
     log = EventLog(50_000_000 if events else MOST_DRAWN) if events or perfetto else None
     results: list[Result] = []
     with progress_bar() as progress:
@@ -65,6 +63,15 @@ def simulate(
             results.append(run(each, asked, None if results else log, progress=told, name=name))
     show(results)
     write(asked.name, results, log, html, perfetto, events)
+
+
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Name the file whose configuration is refused."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def configurations(given: str, compare: Sequence[str]) -> dict[str, Config]:

@@ -133,6 +133,8 @@ def run(settings: Settings, progress: Progress) -> Outcome:
     return Outcome(rows, figures, [
         "The last check at the decode instance is off, so that the loads show what admission does. The prefill load is "
         "the work of an instance's queue over the TTFT objective; the decode load counts who waits there, too.",
+        "Prediction begins with about the right stay of a decode, and learns it from those that end. With three times "
+        "that it flattens less, and with a third of it hardly: those who are taken to be gone are not.",
         "The paper's figure shows loads between about 3 % and 95 % and a period of one to three minutes, read off.",
         "The paper finds it worse with fewer prefill instances. Queues are longer then, and so is the period; but here "
         "they are so few that they bring less to the decode instances at a time, and these swing less.",
