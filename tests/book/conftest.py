@@ -28,8 +28,8 @@ Markdown("| a | b |\\n|---|---|\\n| one | two |")
 """
 TURN = """
 import ipywidgets
-number = ipywidgets.IntSlider(value=3, max=9)
-ipywidgets.VBox([number, ipywidgets.interactive_output(lambda number: print(number), {"number": number})])
+from mooncake_edu.course.knobs import turning
+turning(lambda number: course_map(), number=ipywidgets.IntSlider(value=3, max=9))
 """
 
 
