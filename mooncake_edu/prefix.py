@@ -12,12 +12,15 @@ import sys
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_edu.kvcache import BlockPool, BlockTable
 from mooncake_edu.request import Tokens, as_tokens
+
+if TYPE_CHECKING:  # a Conductor asks an index, and needs no torch for that
+    from mooncake_edu.kvcache import BlockPool, BlockTable
 
 Key = bytes
 Hash = Callable[[bytes], bytes]

@@ -41,8 +41,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 WHERE = """
-import mooncake_edu.prefix as p, mooncake_edu.kvcache as k
-print(k.__file__, p.__file__, p.BlockPool is k.BlockPool)
+import mooncake_edu.prefix as p, mooncake_edu.kvcache as k, mooncake_edu.engine.recorder as user
+print(k.__file__, p.__file__, user.BlockPool is k.BlockPool)
 """
 
 
