@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mooncake_edu.conductor import ClusterView, Placement, Pool, Query
 from mooncake_edu.pictures.figures import bar_marker, counted, finish, percent
 from mooncake_edu.pictures.frames import CONTROLS, animate
-from mooncake_edu.pictures.palette import COMPUTED, DECODED, FREE, INK, MOVING, REUSED, SERIES, WAITING, Paint
+from mooncake_edu.pictures.palette import COMPUTED, DASHES, DECODED, FREE, INK, MOVING, REUSED, SERIES, WAITING, Paint
+from mooncake_edu.pictures.scores import mark, ranked
 from mooncake_edu.simulation.explain import Candidate, Journal
 from mooncake_edu.simulation.result import Result
 
@@ -20,7 +20,6 @@ QUEUE = WAITING._replace(label="queue: prompts before it")
 TRANSFER = MOVING._replace(label="transfer: fetching a prefix")
 PREFILL = COMPUTED._replace(label="prefill: computing the rest")
 CHOSEN = "◀ chosen"
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 LANE = 44  # pixels of a candidate
 
 
@@ -41,13 +40,9 @@ def candidates(found: Sequence[Candidate], chosen: int, title: str = "The candid
         hoverinfo="skip", textfont={"color": INK, "size": 13},
     )  # fmt: skip
     longest = max((each.ttft for each in found if each.usable), default=1.0)
-    marks = [f"<b>▶ {lane}</b>" if each.instance == chosen else lane for lane, each in zip(lanes, found, strict=True)]
     figure.update_layout(barmode="stack", height=170 + LANE * len(found))
     figure.update_xaxes(title="forecast: time to the first token (s)", range=[0, 1.75 * longest])
-    finish(figure, title, _candidates_finding(found, chosen))
-    return figure.update_yaxes(
-        autorange="reversed", type="category", tickmode="array", tickvals=lanes, ticktext=marks, showgrid=False
-    )
+    return mark(finish(figure, title, _candidates_finding(found, chosen)), lanes, f"instance {chosen}")
 
 
 def _told(each: Candidate, chosen: bool) -> str:
@@ -251,22 +246,5 @@ def wrong_blocks(lines: Mapping[str, Sequence[int]]) -> go.Figure:
 
 def scores(seconds: Mapping[str, float], yours: str, asked: float) -> go.Figure:
     """Mean TTFT under each policy, the shortest above; the reader's own is marked, and what is asked is a line."""
-    order = sorted(seconds, key=lambda name: seconds[name])
-    paints = [COMPUTED if name == yours else FREE for name in order]
-    figure = go.Figure()
-    for name, paint in zip(order, paints, strict=True):
-        figure.add_bar(orientation="h", y=[name], x=[seconds[name]], marker=bar_marker(paint), showlegend=False,
-                       text=[f"{seconds[name]:.2f} s"], textposition="outside", cliponaxis=False)  # fmt: skip
-    figure.add_vline(x=asked, line={"color": INK, "width": 2, "dash": "dash"})
-    figure.add_annotation(x=np.log10(asked), y=1, yref="paper", yanchor="bottom", text="asked", showarrow=False)
-    figure.update_layout(height=340)
-    low, high = min(seconds.values()), max([*seconds.values(), asked])
-    figure.update_xaxes(title="mean TTFT (s)", type="log", range=np.log10([low / 2, high * 2]).tolist())
-    said = "Yours places not all requests"
-    if yours in seconds:
-        said = f"Yours: {seconds[yours]:.2f} s, number {order.index(yours) + 1} of {len(order)}"
-    finish(figure, "Your policy beside the five, on a slice to try", f"{said}; asked: {asked:.2f} s.")
-    marks = [f"<b>▶ {name}</b>" if name == yours else name for name in order]
-    return figure.update_yaxes(
-        autorange="reversed", type="category", tickmode="array", tickvals=order, ticktext=marks, showgrid=False
-    )
+    return ranked(seconds, yours, asked, "Your policy beside the five, on a slice to try", axis="mean TTFT (s)",
+                  unit="s", without="Yours places not all requests", least=True)  # fmt: skip

@@ -9,14 +9,14 @@ import plotly.graph_objects as go
 
 from mooncake_edu.events import Reals
 from mooncake_edu.pictures.figures import add_spans, bar_marker, finish, percent
-from mooncake_edu.pictures.palette import COMPUTED, DECODED, EVICTED, FREE, INK, MOVING, SERIES, Paint
+from mooncake_edu.pictures.palette import COMPUTED, DASHES, DECODED, EVICTED, FREE, INK, MOVING, SERIES, Paint
+from mooncake_edu.pictures.scores import ranked
 from mooncake_edu.simulation.result import Result, Stage
 
 MET = COMPUTED._replace(label="served in time")
 LATE = MOVING._replace(label="served, but too late")
 WASTED = EVICTED._replace(label="refused after the prefill")
 REFUSED = FREE._replace(label="refused on arrival")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 FULL = {"color": INK, "width": 1.5, "dash": "dash"}
 
 
@@ -120,21 +120,6 @@ def stays(spans: Sequence[tuple[float, float]], at: float, title: str, finding: 
 
 def scores(goodputs: Mapping[str, float], yours: str, asked: float) -> go.Figure:
     """Goodput under each policy, the highest above; the reader's own is marked, and what is asked is a line."""
-    order = sorted(goodputs, key=lambda name: -goodputs[name])
-    figure = go.Figure()
-    for name in order:
-        paint = COMPUTED if name == yours else FREE
-        figure.add_bar(orientation="h", y=[name], x=[goodputs[name]], marker=bar_marker(paint), showlegend=False,
-                       text=[f"{goodputs[name]:.2f}"], textposition="outside", cliponaxis=False)  # fmt: skip
-    figure.add_vline(x=asked, line={"color": INK, "width": 2, "dash": "dash"}, annotation_text="asked",
-                     annotation_font={"color": INK, "size": 12}, annotation_yshift=20)  # fmt: skip
-    figure.update_layout(height=320)
-    figure.update_xaxes(title="goodput (requests/s)", range=[0, 1.15 * max([*goodputs.values(), asked])])
-    said = "Yours gives no numbers that can be used"
-    if yours in goodputs:
-        said = f"Yours: {goodputs[yours]:.2f} a second, number {order.index(yours) + 1} of {len(order)}"
-    finish(figure, "Your count beside the package's, on slices to try", f"{said}; asked: {asked:.2f}.")
-    marks = [f"<b>▶ {name}</b>" if name == yours else name for name in order]
-    return figure.update_yaxes(
-        autorange="reversed", type="category", tickmode="array", tickvals=order, ticktext=marks, showgrid=False
-    )
+    return ranked(goodputs, yours, asked, "Your count beside the package's, on slices to try",
+                  axis="goodput (requests/s)", unit="a second",
+                  without="Yours gives no numbers that can be used")  # fmt: skip

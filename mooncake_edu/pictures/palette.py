@@ -23,6 +23,9 @@ DECODED = Paint("decoding", "#C054C3", "|")
 SERIES = (COMPUTED, REUSED, MOVING, DECODED, EVICTED)
 """For things that only need to differ, such as runs, in this order."""
 
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+"""The lines that go with SERIES, so that colour is not all that tells them apart."""
+
 PAINTS = (COMPUTED, REUSED, FREE, MOVING, EVICTED, WAITING, DECODED)
 
 LIGHT, DARK = "#FFFFFF", "#14171C"

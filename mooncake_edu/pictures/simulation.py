@@ -9,11 +9,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from mooncake_edu.pictures.figures import bar_marker, finish
-from mooncake_edu.pictures.palette import COMPUTED, DECODED, MOVING, REUSED, SERIES
+from mooncake_edu.pictures.palette import COMPUTED, DASHES, DECODED, MOVING, REUSED, SERIES
 from mooncake_edu.pictures.report import Cell, Section, Table, write_report
 from mooncake_edu.simulation.result import Result, Stage
 
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 POINTS = 400  # of a curve
 TIERS = {"pages": REUSED, "dram": REUSED._replace(pattern="x"), "ssd": MOVING}
 COLUMNS = {"ttft": ("Time to the first token", "TTFT"), "tbt": ("Time between tokens", "TBT")}
