@@ -4,10 +4,11 @@ A chapter's test file holds
 
     class TestChapter01(Checks):
         chapter = 1
+        right = {"1.1": waste, ...}
         wrong = {"1.1": (Wrong("forgets the last block", forgets_the_last, "rounded up"), ...)}
 
-and each exercise must have at least three. That the notebook's own answers pass is shown by running it
-(tests/notebooks).
+and each exercise must have a right one and at least three wrong ones. That the notebook's own answers pass is shown by
+running it (tests/notebooks).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import ClassVar
 import pytest
 
 from mooncake_edu.course.check import Answer, Exercise, exercises, find, judge
-from mooncake_edu.course.verdict import FAILED, NOT_YET
+from mooncake_edu.course.verdict import FAILED, NOT_YET, PASSED
 
 FEWEST = 3
 
@@ -43,10 +44,11 @@ def unanswered(*_: object, **__: object) -> None:
 
 
 class Checks:
-    """Tests that hold for every exercise of `chapter`, and for every answer in `wrong`."""
+    """Tests that hold for every exercise of `chapter`, and for every answer in `wrong` and in `right`."""
 
     chapter: ClassVar[int]
     wrong: ClassVar[Mapping[str, tuple[Wrong, ...]]]
+    right: ClassVar[Mapping[str, Answer]]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test an exercise, one a wrong answer."""
@@ -68,6 +70,11 @@ class Checks:
         assert mistake.says in f"{verdict.broken}\n{verdict.where}\n{verdict.score}", str(verdict)
         assert mistake.input is None or verdict.input == mistake.input
         assert "picture is missing" not in verdict.note
+
+    def test_a_right_answer_passes(self, exercise: Exercise) -> None:
+        verdict = judge(exercise, self.right[exercise.number])
+        assert verdict.status == PASSED, str(verdict)
+        assert (verdict.picture is not None) == (exercise.picture is not None) and not verdict.note
 
     def test_what_the_student_edition_holds_is_not_yet_an_answer(self, exercise: Exercise) -> None:
         if not self._takes_a_class(exercise):
