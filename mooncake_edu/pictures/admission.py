@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from mooncake_edu.events import Reals
 from mooncake_edu.pictures.figures import finish
-from mooncake_edu.pictures.palette import COMPUTED, DECODED, EVICTED, INK, SERIES, WAITING
+from mooncake_edu.pictures.palette import COMPUTED, DECODED, EVICTED, INK, SERIES, SYMBOLS, WAITING
 from mooncake_edu.simulation.loads import Loads
 from mooncake_edu.simulation.result import Result, Stage
 
@@ -55,9 +55,6 @@ def _ticks(figure: go.Figure, result: Result, zero: float, last: float, row: int
         figure.add_scatter(x=times, y=np.full(len(times), height), mode="markers", name=paint.label, row=row, col=1,
                            legendgroup=paint.label, showlegend=row == 1, hoverinfo="x+name",
                            marker={"symbol": "line-ns-open", "size": 8, "color": paint.colour})  # fmt: skip
-
-
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon", "hexagon")
 
 
 def goodput(shares: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> go.Figure:

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from mooncake_edu.events import Reals
 from mooncake_edu.pictures.figures import add_spans, bar_marker, finish, percent
-from mooncake_edu.pictures.palette import COMPUTED, DASHES, DECODED, EVICTED, FREE, INK, MOVING, SERIES, Paint
+from mooncake_edu.pictures.palette import COMPUTED, DASHES, DECODED, EVICTED, FREE, INK, MOVING, SERIES, SYMBOLS, Paint
 from mooncake_edu.pictures.scores import ranked
 from mooncake_edu.simulation.result import Result, Stage
 
@@ -53,12 +53,11 @@ def trade(results: Sequence[Result], title: str = "What a policy wastes, and wha
     """A point a run: seconds of prefill wasted for each request that came, and goodput."""
     figure = go.Figure()
     across = [result.wasted / max(int(result.stage.size), 1) for result in results]
-    symbols = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross")
     for number, (result, x) in enumerate(zip(results, across, strict=True)):
         paint = SERIES[number % len(SERIES)]
         figure.add_scatter(
             x=[x], y=[result.goodput], name=result.name, mode="markers", cliponaxis=False,
-            marker={"symbol": symbols[number % len(symbols)], "size": 15, "color": paint.colour},
+            marker={"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 15, "color": paint.colour},
             hovertemplate=result.name + ": %{y:.2f} a second, %{x:.2f} s<extra></extra>",
         )  # fmt: skip
     said = [f"{result.name} serves {result.goodput:.2f} a second in time and wastes {x:.2f} s a request"

@@ -26,6 +26,9 @@ SERIES = (COMPUTED, REUSED, MOVING, DECODED, EVICTED)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 """The lines that go with SERIES, so that colour is not all that tells them apart."""
 
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon", "hexagon")
+"""The marks that do so for points."""
+
 PAINTS = (COMPUTED, REUSED, FREE, MOVING, EVICTED, WAITING, DECODED)
 
 LIGHT, DARK = "#FFFFFF", "#14171C"
