@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 import typer
 
-from mooncake_edu.bench import limits
-from mooncake_edu.engine import Engine
 from mooncake_edu.events import Kind
 from mooncake_edu.model.calibrate import Decode, Prefill, Published, fit, published
 from mooncake_edu.model.costs import CostModel
 from mooncake_edu.request import Request, SamplingParams, Tokens, as_tokens
 
 if TYPE_CHECKING:
+    import torch
+
     from mooncake_edu.bench.engine import Progress
+    from mooncake_edu.engine import Engine
 
 FITTED_ROWS = (37, 75, 150, 230, 330, 500)
 FITTED_PREFIXES = (0, 768)
@@ -63,7 +62,7 @@ class Calibration:
 def calibrate(
     out: Annotated[Path | None, typer.Option(help="A file for the cost model.")] = None,
     model: Annotated[str | None, typer.Option(help="A name of `models list`, or a folder.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Of which the fastest counts.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Times that each is measured; the median counts.")] = 24,
     preset: Annotated[bool, typer.Option("--published", help="Show how close the presets come to the paper.")] = False,
 ) -> None:
     """Fit a cost model to the engine on this machine, and check it on prompts that it was not fitted to."""
@@ -95,7 +94,7 @@ def measure(engine: Engine, rounds: int, progress: Progress) -> Calibration:
     loads = (*FITTED_DECODES, *CHECKED_DECODES)
     work = [partial(meter.prefill, point) for point in fitted + checked]
     work += [partial(meter.decode, *load) for load in loads]
-    seconds = fastest(work, rounds, lambda number: progress("prefill and decode", number, rounds))
+    seconds = typical(work, rounds, lambda number: progress("prefill and decode", number, rounds))
     prefills = [replace(point, seconds=each) for point, each in zip(fitted + checked, seconds, strict=False)]
     decodes = [Decode(batch, batch * (context + DECODE_STEPS // 2), each)
                for (batch, context), each in zip(loads, seconds[len(prefills) :], strict=True)]  # fmt: skip
@@ -105,17 +104,19 @@ def measure(engine: Engine, rounds: int, progress: Progress) -> Calibration:
     return Calibration(costs, prefills[len(fitted) :], decodes[len(FITTED_DECODES) :])
 
 
-def fastest(work: Sequence[Callable[[], float]], rounds: int, progress: Callable[[int], None]) -> list[float]:
-    """The fewest seconds that each work told in any round: whatever else the machine does only adds to them.
+def typical(work: Sequence[Callable[[], float]], rounds: int, progress: Callable[[int], None]) -> list[float]:
+    """The median of the seconds that each work told in the rounds.
 
-    Every round has an order of its own, so that what slows the machine for seconds does not meet the same works again.
+    The fewest would not be fair: where another machine's work slows this one now and then, a short step finds a moment
+    without it and a long one never does. Every round has an order of its own, so that what slows the machine for
+    seconds does not meet the same works again.
     """
-    random, seconds = np.random.default_rng(0), [math.inf] * len(work)
+    random, seconds = np.random.default_rng(0), np.empty((rounds, len(work)))
     for number in range(rounds):
         progress(number)
         for place in random.permutation(len(work)).tolist():
-            seconds[place] = min(seconds[place], work[place]())
-    return seconds
+            seconds[number, place] = work[place]()
+    return [float(each) for each in np.median(seconds, axis=0)]
 
 
 class Meter:
@@ -163,6 +164,10 @@ class Meter:
 
 def copy_rate(device: torch.device) -> float:
     """Bytes/s at which host memory is copied to the device, or to other host memory: the fastest of a few tries."""
+    import torch
+
+    from mooncake_edu.bench import limits
+
     data, place = torch.ones(COPY, dtype=torch.uint8), torch.empty(COPY, dtype=torch.uint8, device=device)
     return COPY / limits.fastest(lambda: place.copy_(data), str(device))
 

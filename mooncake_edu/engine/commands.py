@@ -10,17 +10,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-from mooncake_edu.engine import Engine
 from mooncake_edu.engine.options import Options, with_options
 from mooncake_edu.errors import UserError
-from mooncake_edu.model import Model
-from mooncake_edu.model.tokenizer import Message
 from mooncake_edu.request import FinishReason, Request, SamplingParams, as_tokens
+
+if TYPE_CHECKING:
+    from mooncake_edu.engine import Engine
+    from mooncake_edu.model import Model
+    from mooncake_edu.model.tokenizer import Message
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters but tab and newline."""
@@ -150,6 +151,8 @@ def answer(
 
 def mend(model: Model) -> str:
     """What to do about a model whose answers are not numbers; in float32 only its weights can be at fault."""
+    import torch
+
     if model.decoder.dtype is not torch.float32:
         return "use --dtype float32"
     return "its weights are damaged, fetch them again (`mooncake-edu models fetch NAME --again`) or take another model"

@@ -8,17 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import psutil
 import typer
 
 from mooncake_edu.config import SIZES, Config, EngineConfig, ModelSection
-from mooncake_edu.engine import Engine
 from mooncake_edu.errors import ConfigError
-from mooncake_edu.model import Model, hub, load
+from mooncake_edu.model import hub
 from mooncake_edu.model.commands import progress_bar
 from mooncake_edu.request import SamplingParams
+
+if TYPE_CHECKING:
+    from mooncake_edu.engine import Engine
+    from mooncake_edu.model import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,8 @@ def with_options(**defaults: object) -> Callable[[Callable[..., None]], Callable
 
 def open_engine(config: str | None, model: dict[str, Any], engine: dict[str, Any]) -> Engine:
     """An engine as the configuration says, changed by what of `model` and `engine` is not None."""
+    from mooncake_edu.engine import Engine
+
     base = Config.named("cpu" if config is None else config)
     if engine.get("memory") is not None:
         engine = {**engine, "memory": plain_number(engine["memory"])}
@@ -110,6 +115,8 @@ def plain_number(text: str) -> int | str:
 
 def open_model(wanted: ModelSection, *, may_be_tiny: bool) -> Model:
     """The model, fetched if it is not in the cache; `may_be_tiny` takes the random one where none can be fetched."""
+    from mooncake_edu.model import load
+
     name = wanted.name
     if not Path(name).is_dir() and hub.find(name).shape is None:
         with progress_bar() as progress:

@@ -132,14 +132,15 @@ def test_the_command_shows_the_published_points(capsys: pytest.CaptureFixture[st
     assert "prefill of 131072 tokens" in out and "held out" in out
 
 
-def test_of_each_work_the_fastest_round_counts_and_every_work_has_as_many() -> None:
-    random, done = np.random.default_rng(1), [0, 0, 0]
+def test_of_each_work_the_median_round_counts_and_every_work_has_as_many() -> None:
+    done = [0, 0, 0]
 
     def work(place: int) -> float:
+        """Three rounds of five as usual, one in a calm moment, one beside other work."""
         done[place] += 1
-        return place + 1 + (done[place] != 3) * float(random.random() + 0.1)
+        return (place + 1) * {2: 0.5, 4: 9.0}.get(done[place], 1.0)
 
     told: list[int] = []
     works = [lambda place=place: work(place) for place in range(3)]
-    assert bench.fastest(works, 5, told.append) == [1.0, 2.0, 3.0]
+    assert bench.typical(works, 5, told.append) == [1.0, 2.0, 3.0]
     assert done == [5, 5, 5] and told == [0, 1, 2, 3, 4]

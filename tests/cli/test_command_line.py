@@ -14,7 +14,8 @@ from mooncake_edu import __version__, cli
 from mooncake_edu.errors import UserError
 from tests.cli.conftest import PROGRAM, Run
 
-HEAVY = ("torch", "transformers", "pydantic", "numpy", "rich", "plotly")
+SLOW = ("torch", "transformers", "plotly", "pandas")  # half a second and more each
+HEAVY = (*SLOW, "pydantic", "numpy", "rich")
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
@@ -27,6 +28,16 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     for command in cli.COMMANDS:
         assert f"  {command.name} " in done.stdout
         assert command.help in done.stdout
+
+
+@pytest.mark.parametrize("name", [command.name for command in cli.COMMANDS])
+def test_a_command_s_help_waits_for_no_library_of_models_or_figures(name: str) -> None:
+    script = (
+        f"import sys\nfrom mooncake_edu.cli import main\nsys.argv = ['mooncake-edu', {name!r}, '--help']\n"
+        f"try:\n    main()\nfinally:\n    print([name for name in {SLOW} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
 
 
 def test_help_answers_within_half_a_second_of_a_free_processor() -> None:

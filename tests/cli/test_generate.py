@@ -12,7 +12,7 @@ import pytest
 
 from mooncake_edu.config import EngineConfig
 from mooncake_edu.engine import Engine, options
-from mooncake_edu.model import Model, load
+from mooncake_edu.model import Model, load, loading
 from mooncake_edu.request import SamplingParams
 from tests.cli.conftest import Run
 
@@ -135,7 +135,7 @@ def test_an_answer_that_is_no_numbers_is_refused_with_a_remedy_that_is_not_in_us
         model.decoder.weights.layers[0].attn_norm.fill_(float("nan"))
         return model
 
-    monkeypatch.setattr(options, "load", broken)
+    monkeypatch.setattr(loading, "load", broken)
     low, full = (run("generate", "hello", *TINY, "--dtype", dtype) for dtype in ("bfloat16", "float32"))
     assert low.status == full.status == 2
     assert low.err == "mooncake-edu: tiny computed logits that are not numbers: use --dtype float32\n"
