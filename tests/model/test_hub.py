@@ -229,6 +229,7 @@ def test_too_little_free_space_is_seen_before_anything_is_fetched(
     assert server.downloads == [] and left() == []
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_is_one_line_with_status_2_and_leaves_nothing(server: FakeHub) -> None:
     """A limit on the size of files fails a write as a full disk does, and needs no right to mount one."""
     code = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000)); "
@@ -249,6 +250,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
         hub.fetch(REPO)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 def test_a_fetch_that_is_ended_is_no_model_and_its_leftovers_go_with_the_next(
     server: FakeHub, start: Start, how: signal.Signals
@@ -267,6 +269,7 @@ def test_a_fetch_that_is_ended_is_no_model_and_its_leftovers_go_with_the_next(
     assert left() == ["someone--small"]
 
 
+@pytest.mark.slow
 def test_of_two_that_fetch_at_once_the_second_waits_and_uses_what_the_first_brought(
     server: FakeHub, start: Start
 ) -> None:
@@ -279,6 +282,7 @@ def test_of_two_that_fetch_at_once_the_second_waits_and_uses_what_the_first_brou
     assert left() == ["someone--small"]
 
 
+@pytest.mark.slow
 def test_waiting_for_another_process_has_a_limit(server: FakeHub, start: Start) -> None:
     server.delay = 0.5
     start()
@@ -337,6 +341,7 @@ def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(line, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=250)
 
 
+@pytest.mark.slow
 def test_the_commands_list_fetch_and_find(server: FakeHub) -> None:
     fetched = command("fetch", REPO)
     assert fetched.returncode == 0 and fetched.stdout.strip() == str(hub.path(REPO))

@@ -190,6 +190,7 @@ def process(rank: int, size: int, meeting: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_joined_by_torch_distributed_compute_what_one_computes(tmp_path: Path) -> None:
     mp.spawn(process, args=(2, str(tmp_path / "meeting")), nprocs=2)
 
