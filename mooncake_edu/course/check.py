@@ -50,6 +50,7 @@ class Score:
     """How a design exercise is measured, on an input that the reader has not seen, and what is good enough.
 
     `naive` is what the naive answer reaches, shown beside; a function is called only when it is shown.
+    `why` says of an answer that is not good enough what keeps it from that.
     """
 
     measure: Callable[[Answer], float]
@@ -57,6 +58,7 @@ class Score:
     unit: str
     higher_is_better: bool
     naive: float | Callable[[], float]
+    why: Callable[[Answer], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def _scored(score: Score, answer: Answer) -> dict[str, Any]:
     text = f"{reached:,.4g} {score.unit} (asked: {bound} {score.threshold:,.4g}; the naive answer: {naive:,.4g})"
     if good and math.isfinite(reached):
         return {"status": PASSED, "score": text, "operations": {}}  # counted on a small input: not what is scored
-    said = "It works, but not well enough yet on the unseen inputs."
+    said = "It works, but not well enough yet on the unseen inputs." + (f" {score.why(answer)}" if score.why else "")
     return {"status": FAILED, "score": text, "operations": {}, "broken": said, "input": ""}
 
 

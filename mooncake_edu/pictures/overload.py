@@ -17,6 +17,9 @@ MET = COMPUTED._replace(label="served in time")
 LATE = MOVING._replace(label="served, but too late")
 WASTED = EVICTED._replace(label="refused after the prefill")
 REFUSED = FREE._replace(label="refused on arrival")
+SIX = (*SERIES, FREE)
+"""One colour for each policy of admission but that which turns nobody away."""
+
 FULL = {"color": INK, "width": 1.5, "dash": "dash"}
 
 
@@ -50,22 +53,30 @@ def fate(result: Result) -> dict[Paint, int]:
 
 
 def trade(results: Sequence[Result], title: str = "What a policy wastes, and what it serves") -> go.Figure:
-    """A point a run: seconds of prefill wasted for each request that came, and goodput."""
-    figure = go.Figure()
-    across = [result.wasted / max(int(result.stage.size), 1) for result in results]
-    for number, (result, x) in enumerate(zip(results, across, strict=True)):
-        paint = SERIES[number % len(SERIES)]
+    """Seconds of prefill wasted for each request that came, and goodput: a small point a run, a large one their mean.
+
+    Runs of one name stand together.
+    """
+    figure, said = go.Figure(), []
+    runs: dict[str, list[tuple[float, float]]] = {}
+    for result in results:
+        point = result.wasted / max(int(result.stage.size), 1), result.goodput
+        runs.setdefault(result.name, []).append(point)
+    for number, (name, points) in enumerate(runs.items()):
+        across, up = np.array(points).T
+        mark = {"symbol": SYMBOLS[number % len(SYMBOLS)], "color": SIX[number % len(SIX)].colour}
+        each = {"name": name, "cliponaxis": False, "hovertemplate": name + ": %{y:.2f} a second, %{x:.2f} s"}
+        if len(points) > 1:
+            figure.add_scatter(x=across, y=up, mode="markers", marker=mark | {"size": 6, "opacity": 0.6}, **each)
         figure.add_scatter(
-            x=[x], y=[result.goodput], name=result.name, mode="markers", cliponaxis=False,
-            marker={"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 15, "color": paint.colour},
-            hovertemplate=result.name + ": %{y:.2f} a second, %{x:.2f} s<extra></extra>",
+            x=[across.mean()], y=[up.mean()], mode="markers+text", marker=mark | {"size": 15}, text=[name],
+            textposition=f"{'bottom' if number % 2 else 'top'} center", textfont={"color": INK, "size": 13}, **each,
         )  # fmt: skip
-    said = [f"{result.name} serves {result.goodput:.2f} a second in time and wastes {x:.2f} s a request"
-            for result, x in zip(results, across, strict=True)]  # fmt: skip
+        said.append(f"{name} serves {up.mean():.2f} a second in time and wastes {across.mean():.2f} s a request")
     figure.update_xaxes(title="prefill wasted for each request that came (s)", rangemode="tozero")
-    figure.update_yaxes(title="goodput (requests/s)", rangemode="tozero")
-    figure.update_layout(height=420)
-    return finish(figure, title, "; ".join(said) + ".")
+    figure.update_yaxes(title="goodput (requests/s)")
+    figure.update_layout(height=460)
+    return finish(figure, title, "; ".join(said) + ".").update_layout(showlegend=False, margin_t=64)
 
 
 def curves(lines: Mapping[str, tuple[Reals, Reals]], across: str, title: str) -> go.Figure:
@@ -117,8 +128,13 @@ def stays(spans: Sequence[tuple[float, float]], at: float, title: str, finding: 
     return figure.update_yaxes(type="category", categoryorder="array", categoryarray=lanes[::-1], showgrid=False)
 
 
-def scores(goodputs: Mapping[str, float], yours: str, asked: float) -> go.Figure:
-    """Goodput under each policy, the highest above; the reader's own is marked, and what is asked is a line."""
-    return ranked(goodputs, yours, asked, "Your count beside the package's, on slices to try",
-                  axis="goodput (requests/s)", unit="a second",
-                  without="Yours gives no numbers that can be used")  # fmt: skip
+def scores(goodputs: Mapping[str, float], yours: str, asked: float, harder: float) -> go.Figure:
+    """Goodput under each policy, the highest above; the reader's own is marked, what is asked is a line.
+
+    A harder goal, for fun, is a thinner one.
+    """
+    figure = ranked(goodputs, yours, asked, "Your count beside the package's, on the unseen slices",
+                    axis="goodput (requests/s)", unit="a second",
+                    without="Yours gives no numbers that can be used")  # fmt: skip
+    figure.add_vline(x=harder, line={"color": INK, "width": 1, "dash": "dot"})
+    return figure.add_annotation(x=harder, y=1, yref="paper", yanchor="bottom", text="for fun", showarrow=False)

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mooncake_edu.admission import Asked, EarlyPredicted, Load
+from mooncake_edu.admission import ADMISSIONS, Asked, EarlyPredicted, Load
 from mooncake_edu.conductor import Placement
 from mooncake_edu.course.check import Answer
 from mooncake_edu.course.checks import shedding
-from mooncake_edu.course.checks.chapter07 import ASKED, Ended, Then, outlasts, runs, thens
+from mooncake_edu.course.checks.chapter07 import ASKED, HARDER, Ended, Outlast, Then, outlasts, runs, thens
 from tests.course.wrong_answers import Checks, Wrong
 
 Step = Callable[[float, float], float]
@@ -109,6 +109,10 @@ def ends_a_moment_later(at: float, stay: float, began: Begun, ready: Times) -> i
     return sum(start <= at <= start + stay for start in [*(start for start, _ in began), *ready])
 
 
+def counts_a_start_once(at: float, stay: float, began: Begun, ready: Times) -> int:
+    return sum(start <= at < start + stay for start in {*(start for start, _ in began), *ready})
+
+
 def share(lasted: Times, age: float, ahead: float) -> float:
     older = [each for each in lasted if each > age]
     return sum(each > age + ahead for each in older) / len(older) if older else 0.0
@@ -120,6 +124,10 @@ def as_if_new(lasted: Times, age: float, ahead: float) -> float:
 
 def of_all(lasted: Times, age: float, ahead: float) -> float:
     return sum(each > age + ahead for each in lasted) / len(lasted) if lasted else 0.0
+
+
+def divides_by_all(lasted: Times, age: float, ahead: float) -> float:
+    return sum(each > age + ahead for each in lasted) / len(lasted)
 
 
 def divides_by_nobody(lasted: Times, age: float, ahead: float) -> float:
@@ -152,6 +160,10 @@ def everybody(ahead: float, ready: Times, ages: Times, lasted: Times) -> float:
 
 def all_under_way(ahead: float, ready: Times, ages: Times, lasted: Times) -> float:
     return len(ages) + len(ready)
+
+
+def twice_as_many(ahead: float, ready: Times, ages: Times, lasted: Times) -> float:
+    return 2 * weighed(ahead, ready, ages, lasted)
 
 
 def vanishing(ahead: float, ready: Times, ages: Times, lasted: Times) -> float:
@@ -194,26 +206,31 @@ class TestChapter07(Checks):
             Wrong("gives nothing", lambda *asked: None, "Return a number"),
         ),
         "7.3": (
-            Wrong("long answers vanish twice", vanish_twice, "your answer says 0",
+            Wrong("long answers vanish twice", vanish_twice, "began at 8 has ended at 9.5, but counts until 13 all the",
                   repr(Then(12.0, 5.0, ((8.0, 9.5),), ()))),
-            Wrong("forgets the prefills", forgets_the_prefills, "your answer says 0"),
-            Wrong("counts all prefills", counts_all_prefills, "your answer says 1"),
-            Wrong("nobody ever ends", never_ends, "At 12 s 0 would decode"),
-            Wrong("ends a moment later", ends_a_moment_later, "At 12 s 0 would decode"),
+            Wrong("forgets the prefills", forgets_the_prefills, "ready at 10.5 makes one that counts from then until"),
+            Wrong("counts all prefills", counts_all_prefills, "ready at 13 makes one that counts from then until 18, "
+                  "which is later"),
+            Wrong("nobody ever ends", never_ends, "The one that began at 5 counts until 10."),
+            Wrong("ends a moment later", ends_a_moment_later, "until 12, and who ends just then is over"),
+            Wrong("counts a start once", counts_a_start_once, "Those count whose stay holds 12: 9 to 14, 12 to 17, 12"),
             Wrong("gives a list", lambda *asked: [], "Return a number of requests"),
         ),
         "7.4": (
             Wrong("as if it had just begun", as_if_new, "your answer says"),
-            Wrong("of all", of_all, "lasted longer than"),
+            Wrong("of all", of_all, "is not asked about: divide by 1, not by all"),
+            Wrong("divides by all", divides_by_all, "is not asked about: divide by 1, not by all",
+                  repr(Outlast((1.0, 4.0), 1.0, 0.0))),
             Wrong("divides by nobody", divides_by_nobody, "raised ZeroDivisionError"),
             Wrong("a mean less the age", a_mean_less_the_age, "your answer says"),
-            Wrong("at least as long", at_least_as_long, "longer than"),
+            Wrong("at least as long", at_least_as_long, "Who lasted just so long did not last longer"),
         ),
         "7.5": (
-            Wrong("who decodes now", now, "not well enough"),
-            Wrong("everybody is admitted", everybody, "not well enough"),
-            Wrong("all under way", all_under_way, "not well enough"),
-            Wrong("a mean stay, both errors", vanishing, "not well enough"),
+            Wrong("who decodes now", now, "too many are admitted"),
+            Wrong("everybody is admitted", everybody, "too many are admitted"),
+            Wrong("all under way", all_under_way, "too few are admitted"),
+            Wrong("twice as many as will", twice_as_many, "too few are admitted"),
+            Wrong("a mean stay, both errors", vanishing, "too many are admitted"),
             Wrong("changes a list", sorts, "A list was changed"),
             Wrong("needs somebody who ended", needs_somebody, "raised ZeroDivisionError"),
             Wrong("gives nothing", lambda *asked: None, "None is no number of requests"),
@@ -246,9 +263,10 @@ def test_the_cases_hold_every_fate_and_every_age() -> None:
 
 
 def test_the_threshold_lies_between_what_is_naive_and_what_the_package_reaches() -> None:
-    reached = shedding.of_policies(("all", "early", "early-predicted"), shedding.HELD_OUT)
+    reached = shedding.of_policies([*ADMISSIONS], shedding.HELD_OUT)
     naive = shedding.scored(shedding.decoding_now, shedding.HELD_OUT)
     assert max(naive, reached["all"], reached["early"]) * 1.3 < ASKED <= reached["early-predicted"]
+    assert max(reached.values()) < HARDER <= shedding.scored(weighed, shedding.HELD_OUT)
     assert not set(shedding.HELD_OUT) & set(shedding.PRACTICE)
     assert {seed % len(shedding.ANSWERS) for seed in shedding.HELD_OUT} == {*range(len(shedding.ANSWERS))}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -28,7 +29,7 @@ MAKERS: dict[str, Callable[[], go.Figure]] = {
     "curves": lambda: pictures.curves({"learnt": (np.arange(3.0), np.array([1, 0.6, 0.2]))}, "age (s)", "Lasts"),
     "calibration": lambda: pictures.calibration({"ours": [5, 4, 6, 5, 5, 5, 5, 5, 5, 5]}),
     "stays": lambda: pictures.stays([(0.0, 5.0), (4.0, 5.0)], 6.0, "Who decodes then", "1 decodes at 6 s, as counted."),
-    "scores": lambda: pictures.scores({"yours": 1.5, "early": 0.9}, "yours", 1.4),
+    "scores": lambda: pictures.scores({"yours": 1.5, "early": 0.9}, "yours", 1.4, 1.7),
 }
 
 
@@ -64,6 +65,21 @@ def test_a_policy_stands_where_its_waste_and_its_goodput_are() -> None:
     ]
 
 
+def test_several_runs_of_a_policy_are_small_points_around_a_named_one_at_their_mean() -> None:
+    runs = [run(), run(last_check=False)]
+    small, large = pictures.trade(runs).data
+    assert list(small.y) == [result.goodput for result in runs]
+    assert (large.text, large.y[0]) == (("early",), pytest.approx(np.mean([result.goodput for result in runs])))
+    assert small.marker.size < large.marker.size and small.marker.color == large.marker.color
+
+
+def test_no_two_policies_look_or_are_labelled_alike() -> None:
+    names = [*ADMISSIONS][1:]
+    points = pictures.trade([replace(run(), name=name) for name in names]).data
+    assert [point.text[0] for point in points] == names
+    assert len({point.marker.color for point in points}) == len({point.marker.symbol for point in points}) == len(names)
+
+
 def test_a_decode_is_marked_if_the_time_that_is_asked_about_lies_in_it() -> None:
     figure = pictures.stays([(0.0, 5.0), (4.0, 5.0), (6.0, 1.0)], 6.0, "Who", "finding")
     assert {trace.name: list(trace.y) for trace in figure.data} == {
@@ -72,12 +88,14 @@ def test_a_decode_is_marked_if_the_time_that_is_asked_about_lies_in_it() -> None
 
 
 def test_the_reader_s_own_is_marked_and_the_best_stands_above() -> None:
-    figure = pictures.scores({"yours": 1.2, "early": 0.9, "early-predicted": 1.5}, "yours", 1.4)
+    figure = pictures.scores({"yours": 1.2, "early": 0.9, "early-predicted": 1.5}, "yours", 1.4, 1.7)
     assert [bar.y[0] for bar in figure.data] == ["early-predicted", "yours", "early"]
     assert figure.layout.yaxis.ticktext == ("early-predicted", "<b>▶ yours</b>", "early")
     assert "number 2 of 3" in figure.layout.meta["finding"]
+    assert {line.x0 for line in figure.layout.shapes} == {1.4, 1.7}
+    assert {text.text: text.x for text in figure.layout.annotations} == {"asked": 1.4, "for fun": 1.7}
 
 
 def test_an_answer_without_numbers_is_not_drawn() -> None:
-    figure = pictures.scores({"early": 0.9}, "yours", 1.4)
+    figure = pictures.scores({"early": 0.9}, "yours", 1.4, 1.7)
     assert "no numbers" in figure.layout.meta["finding"]

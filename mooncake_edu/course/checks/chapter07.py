@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 ASKED = 1.4
 """Requests a second that must be served in time; judging by who decodes now gives about 70 % of that."""
 
+HARDER = 1.7
+"""More than any policy of the package reaches on these slices; for fun, it decides nothing."""
+
 SURE = 1e-9  # relative: sums in another order differ by less
 
 
@@ -150,7 +153,29 @@ def judge_count(answer: Answer, case: Then) -> Trial:
     right = sum(begin <= case.at < begin + length for begin, length in _spans(case))
     if got == right:
         return Trial()
-    return Trial(f"At {case.at:g} s {right} would decode if each lasted {case.stay:g} s; your answer says {got:g}.")
+    said = f"At {case.at:g} s {right} would decode if each lasted {case.stay:g} s; your answer says {got:g}."
+    return Trial(f"{said} {_reason(case)}")
+
+
+def _reason(case: Then) -> str:
+    """Who counts, and why: in words for one alone, in numbers for several."""
+    spans = _spans(case)
+    if len(spans) != 1:
+        counted = ", ".join(f"{begin:g} to {begin + length:g}" for begin, length in spans
+                            if begin <= case.at < begin + length)  # fmt: skip
+        return f"Those count whose stay holds {case.at:g}: {counted or 'none'}."
+    begin, end = spans[0][0], spans[0][0] + case.stay
+    ended = next((ended for _, ended in case.began if ended is not None), None)
+    if case.ready:
+        who = f"The prefill that is ready at {begin:g} makes one that counts from then until {end:g}"
+    elif ended is None:
+        who = f"The one that began at {begin:g} counts until {end:g}"
+    else:
+        return (f"The one that began at {begin:g} has ended at {ended:g}, but counts until {end:g} all the same: each "
+                f"is taken to last {case.stay:g} s, whatever is known of it.")  # fmt: skip
+    if end == case.at:
+        return f"{who}, and who ends just then is over."
+    return f"{who}{', which is later' if begin > case.at else ''}."
 
 
 def _spans(case: Then) -> list[tuple[float, float]]:
@@ -178,8 +203,8 @@ class Outlast(NamedTuple):
 
 
 def outlasts() -> Iterator[Outlast]:
-    """Nobody, one, then a few of any length, at every age."""
-    for lasted in ((), (3.0,), (1.0, 4.0), (1.0, 2.0, 3.0, 10.0), (5.0, 5.0, 1.0, 9.0, 20.0)):
+    """One, then a few of any length, at every age; nobody last, so that a wrong share shows before a division by 0."""
+    for lasted in ((3.0,), (1.0, 4.0), (1.0, 2.0, 3.0, 10.0), (5.0, 5.0, 1.0, 9.0, 20.0), ()):
         for age, ahead in itertools.product((0.0, 1.0, 2.5, 5.0, 30.0), (0.0, 1.0, 4.0)):
             yield Outlast(lasted, age, ahead)
 
@@ -196,8 +221,13 @@ def judge_outlast(answer: Answer, case: Outlast) -> Trial:
         return Trial()
     if not older:
         return Trial(f"None of them lasted longer than {case.age:g} s: return 0, not {got:g}.")
-    return Trial(f"{len(older)} lasted longer than {case.age:g} s, and {still} of these longer than "
-                 f"{case.age + case.ahead:g} s: the share is {right:.3g}, your answer says {got:.3g}.")  # fmt: skip
+    said = (f"{len(older)} lasted longer than {case.age:g} s, and {still} of these longer than "
+            f"{case.age + case.ahead:g} s: the share is {right:.3g}, your answer says {got:.3g}.")  # fmt: skip
+    if math.isclose(got, still / len(case.lasted), rel_tol=SURE, abs_tol=SURE):
+        said += f" Who did not last longer than {case.age:g} s is not asked about: divide by {len(older)}, not by all."
+    elif {case.age, case.age + case.ahead} & {*case.lasted}:
+        said += " Who lasted just so long did not last longer."
+    return Trial(said)
 
 
 class Moment(NamedTuple):
@@ -229,13 +259,23 @@ def judge_forecast(answer: Answer, case: Moment) -> Trial:
 
 
 def draw_forecast(answer: Answer, _case: Moment) -> go.Figure:
-    """Goodput of the answer, if it gives numbers, and of policies of the package on slices to try."""
+    """Goodput of the answer, if it gives numbers, and of policies of the package on the slices of the score."""
     from mooncake_edu.pictures import overload
 
-    reached = shedding.of_policies(("early", "early-predicted", "survival"), shedding.PRACTICE[:2])
+    reached = shedding.of_policies(("early", "early-predicted", "survival"), shedding.HELD_OUT)
     with contextlib.suppress(Exception):  # the verdict tells what the answer raised
-        reached["yours"] = shedding.scored(answer, shedding.PRACTICE[:2])
-    return overload.scores(reached, "yours", ASKED)
+        reached["yours"] = shedding.scored(answer, shedding.HELD_OUT)
+    return overload.scores(reached, "yours", ASKED, HARDER)
+
+
+def why_not(answer: Answer) -> str:
+    """Whether it admitted too few to reach what is asked, or enough, of whom too many were late."""
+    came, met = shedding.admitted(answer, shedding.HELD_OUT), shedding.scored(answer, shedding.HELD_OUT)
+    if came < ASKED:
+        return (f"It admits {came:.2f} a second. Were all of them in time, that would still be less than asked: too few "
+                "are admitted, so the count is too high.")  # fmt: skip
+    return (f"It admits {came:.2f} a second, of whom {came - met:.2f} are too late: too many are admitted, at least at "
+            "some moments, so the count is too low there.")  # fmt: skip
 
 
 EXERCISES = (
@@ -248,6 +288,6 @@ EXERCISES = (
         "7.5", "A forecast of your own", moments, judge_forecast,
         lambda: (*ADMISSIONS.values(), Admission, Survival.expect, shedding.decoding_now), draw_forecast,
         Score(lambda answer: shedding.scored(answer, shedding.HELD_OUT), ASKED, "requests/s in time", True,
-              lambda: shedding.scored(shedding.decoding_now, shedding.HELD_OUT)),
+              lambda: shedding.scored(shedding.decoding_now, shedding.HELD_OUT), why_not),
     ),
 )  # fmt: skip

@@ -131,6 +131,12 @@ def practice(count: Count) -> list[float]:
     return [scored(count, [seed]) for seed in PRACTICE]
 
 
+def admitted(count: Count, seeds: Sequence[int]) -> float:
+    """Requests a second that are admitted under a function, in time or not, on average over the slices."""
+    runs = [served(Own(count, room()), seed) for seed in seeds]
+    return sum((run.stage.size - run.refused()) / run.duration for run in runs) / len(runs)
+
+
 def of_policies(names: Sequence[str], seeds: Sequence[int]) -> dict[str, float]:
     """Goodput under policies of the package, by their names."""
     found = {}
