@@ -10,6 +10,7 @@ from mooncake_edu.errors import UserError
 
 if TYPE_CHECKING:
     from mooncake_edu.simulation.explain import Explanation
+    from mooncake_edu.simulation.result import Result
 
 
 def explain(
@@ -32,11 +33,30 @@ def explain(
         raise UserError(f"request {request} is not in {asked.name}: use a number from 0 to {len(asked) - 1}")
     (chosen,) = configurations(config, [] if placement is None else [placement]).values()
     journal, threshold = Journal(), chosen.policies.kvcache_balancing_threshold
-    simulate(chosen, asked.slice(0, request + 1).faster(speed), journal=journal)
+    found = simulate(chosen, asked.slice(0, request + 1).faster(speed), journal=journal)
+    end = ending(found)
+    # requests that an outage sends back are placed again, and those that find nobody are not placed at all
+    times = [call.arguments[0].arrival for call in journal.placed]
+    if found.table.arrival[-1] not in times:
+        raise UserError(f"request {request} of {asked.name} was not placed: {end}")
+    place = len(times) - 1 - times[::-1].index(found.table.arrival[-1])
     costs = costs_of(chosen)
     shadows = Shadows(costs, threshold, chosen.simulation.seed)
-    mean = regrets(journal, shadows, request)
-    show(told_of(journal, request, costs, shadows, threshold), mean)
+    mean = regrets(journal, shadows, place)
+    show(told_of(journal, place, costs, shadows, threshold), mean)
+    if end:
+        print(f"In the end {end}.")
+
+
+def ending(found: Result) -> str:
+    """Where and why the last request of a run was refused; nothing if it was served."""
+    from mooncake_edu.events import Refusal
+    from mooncake_edu.simulation.result import Stage
+
+    if found.refusal[-1] < 0:
+        return ""
+    stage, why = Stage(found.stage[-1]), Refusal(found.refusal[-1])
+    return f"it was refused ({stage.name.lower()}: {why.name.lower().replace('_', ' ')})"
 
 
 def show(told: Explanation, mean: dict[str, float]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from mooncake_edu.cli import main
 from mooncake_edu.conductor import POLICIES
-from mooncake_edu.traces.trace import write
+from mooncake_edu.config import Config
+from mooncake_edu.simulation import simulate
+from mooncake_edu.simulation.explain import Journal
+from mooncake_edu.traces.trace import Row, Trace, write
 from tests.simulation.clusters import workload
 
 
@@ -49,3 +53,46 @@ def test_a_request_that_is_not_in_the_trace_is_refused(
     status, _, err = run(monkeypatch, capsys, "40", "--trace", trace)
     assert status == 2
     assert "request 40 is not in trace: use a number from 0 to 39" in err
+
+
+def test_the_request_named_is_shown_though_earlier_ones_were_placed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = workload(40, 5.0, 1)
+    write(rows, tmp_path / "trace.jsonl")
+    start, stop = rows.arrival[20] + 0.001, rows.arrival[-1]  # what instances 0 to 5 hold is placed anew in between
+    outages = "".join(f'[[simulation.outages]]\ninstance = {number}\nstart = {start}\nstop = {stop}\nkind = "down"\n'
+                      for number in range(6))  # fmt: skip
+    text = (resources.files("mooncake_edu") / "configs" / "cluster.toml").read_text(encoding="utf-8")
+    (tmp_path / "outages.toml").write_text(text + outages)
+    journal = Journal()
+    simulate(Config.named(str(tmp_path / "outages.toml")), rows, journal=journal)
+    assert journal.placed[39].arguments[0].arrival < rows.arrival[39]  # that placement is another request's
+    status, out, err = run(
+        monkeypatch, capsys, "39", "--trace", str(tmp_path / "trace.jsonl"), "--config", str(tmp_path / "outages.toml")
+    )
+    assert status == 0, err
+    assert f"A prompt of {rows.input_length[39]:,} tokens at {rows.arrival[39]:.3f} s." in out
+    assert "refused" not in out
+
+
+def test_of_a_request_that_is_refused_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = 40_000_000  # tokens: no instance has room for them
+    write(Trace.of([Row(0.0, 512, 1, [0]), Row(1.0, size, 1, range(size // 512))]), tmp_path / "trace.jsonl")
+    status, out, err = run(monkeypatch, capsys, "1", "--trace", str(tmp_path / "trace.jsonl"))
+    assert status == 0, err
+    assert out.endswith("In the end it was refused (arrival: too large).\n")
+
+
+def test_a_request_that_nobody_could_take_has_no_candidates_to_show(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outages = "".join(f'[[simulation.outages]]\ninstance = {number}\nstart = 0\nstop = 1000\nkind = "draining"\n'
+                      for number in range(8))  # fmt: skip
+    text = (resources.files("mooncake_edu") / "configs" / "cluster.toml").read_text(encoding="utf-8")
+    (tmp_path / "outages.toml").write_text(text + outages)
+    status, _, err = run(monkeypatch, capsys, "3", "--trace", trace, "--config", str(tmp_path / "outages.toml"))
+    assert status == 2
+    assert "request 3 of trace was not placed: it was refused (arrival: down)" in err
