@@ -116,35 +116,6 @@ class Average:
         return self._sum / self._count
 
 
-class Classes:
-    """How full the pools may be for each priority: lower ones leave the share `keep` free for the highest seen.
-
-    No class starves: one of which less than the share `least` was admitted lately is judged as the highest.
-    """
-
-    MOST = 64
-
-    def __init__(self, keep: float = 0.0, least: float = 0.1) -> None:
-        self.keep, self.least = keep, least
-        self._admitted: dict[int, Average] = {}
-
-    def limit(self, priority: int) -> float:
-        """The load up to which a class is admitted."""
-        lately = self._admitted.get(priority := self._nearest(priority))
-        starves = lately is not None and lately.value < self.least
-        return 1.0 if starves or priority >= max(self._admitted, default=priority) else 1 - self.keep
-
-    def note(self, priority: int, admitted: bool) -> None:
-        """Somebody of that class was admitted, or not."""
-        self._admitted.setdefault(self._nearest(priority), Average(1.0, 0.98)).note(admitted)
-
-    def _nearest(self, priority: int) -> int:
-        """The class that it counts as: with `MOST` known, the nearest of these."""
-        if len(self._admitted) < self.MOST:
-            return priority
-        return min(self._admitted, key=lambda known: abs(known - priority))
-
-
 @dataclass(slots=True)
 class Served:
     """Somebody who was admitted: when its prefill should be `ready`, and when it began to decode.
@@ -270,6 +241,35 @@ class Early(Admission):
     def foresee(self, asked: Asked, forecast: Forecast, load: Load, now: float) -> Load:
         """What is reported."""
         return load
+
+
+class Classes:
+    """How full the pools may be for each priority: lower ones leave the share `keep` free for the highest seen.
+
+    No class starves: one of which less than the share `least` was admitted lately is judged as the highest.
+    """
+
+    MOST = 64
+
+    def __init__(self, keep: float = 0.0, least: float = 0.1) -> None:
+        self.keep, self.least = keep, least
+        self._admitted: dict[int, Average] = {}
+
+    def limit(self, priority: int) -> float:
+        """The load up to which a class is admitted."""
+        lately = self._admitted.get(priority := self._nearest(priority))
+        starves = lately is not None and lately.value < self.least
+        return 1.0 if starves or priority >= max(self._admitted, default=priority) else 1 - self.keep
+
+    def note(self, priority: int, admitted: bool) -> None:
+        """Somebody of that class was admitted, or not."""
+        self._admitted.setdefault(self._nearest(priority), Average(1.0, 0.98)).note(admitted)
+
+    def _nearest(self, priority: int) -> int:
+        """The class that it counts as: with `MOST` known, the nearest of these."""
+        if len(self._admitted) < self.MOST:
+            return priority
+        return min(self._admitted, key=lambda known: abs(known - priority))
 
 
 class EarlyPredicted(Admission):
@@ -514,11 +514,11 @@ class Bet(Survival):
     """Takes a prefill for a bet that there will be a place, which is worth the more, the less there is to compute.
 
     Who finds no place costs a prefill, and a place that nobody takes is lost. So the chance to find one must be no less
-    than the square of the prefill load: of idle instances nothing is asked, of those as good as full near certainty.
+    than the square of the prefill load: of idle instances little is asked, of those as good as full near certainty.
     """
 
     def foresee(self, asked: Asked, forecast: Forecast, load: Load, now: float) -> Load:
-        """As the load of the decode instances stands the price of the bet over the chance to win it."""
+        """Instead of the decode load, the price of the bet over the chance to win it."""
         expected = self.expect(now + forecast.ttft, now, asked.decode)
         if expected.requests <= 0:
             return load._replace(decode=0.0)

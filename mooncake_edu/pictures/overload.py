@@ -62,17 +62,20 @@ def trade(results: Sequence[Result], title: str = "What a policy wastes, and wha
     for result in results:
         point = result.wasted / max(int(result.stage.size), 1), result.goodput
         runs.setdefault(result.name, []).append(point)
+    means = {name: np.mean(points, axis=0) for name, points in runs.items()}
+    near = 0.15 * max(float(mean[0]) for mean in means.values())
     for number, (name, points) in enumerate(runs.items()):
-        across, up = np.array(points).T
+        (across, up), (x, y) = np.array(points).T, means[name]
+        is_under = any(abs(other[0] - x) < near and other[1] > y for other in means.values())  # so its name is, too
         mark = {"symbol": SYMBOLS[number % len(SYMBOLS)], "color": SIX[number % len(SIX)].colour}
         each = {"name": name, "cliponaxis": False, "hovertemplate": name + ": %{y:.2f} a second, %{x:.2f} s"}
         if len(points) > 1:
             figure.add_scatter(x=across, y=up, mode="markers", marker=mark | {"size": 6, "opacity": 0.6}, **each)
         figure.add_scatter(
-            x=[across.mean()], y=[up.mean()], mode="markers+text", marker=mark | {"size": 15}, text=[name],
-            textposition=f"{'bottom' if number % 2 else 'top'} center", textfont={"color": INK, "size": 13}, **each,
+            x=[x], y=[y], mode="markers+text", marker=mark | {"size": 15}, text=[name],
+            textposition=f"{'bottom' if is_under else 'top'} center", textfont={"color": INK, "size": 13}, **each,
         )  # fmt: skip
-        said.append(f"{name} serves {up.mean():.2f} a second in time and wastes {across.mean():.2f} s a request")
+        said.append(f"{name} serves {y:.2f} a second in time and wastes {x:.2f} s a request")
     figure.update_xaxes(title="prefill wasted for each request that came (s)", rangemode="tozero")
     figure.update_yaxes(title="goodput (requests/s)")
     figure.update_layout(height=460)

@@ -272,10 +272,10 @@ def why_not(answer: Answer) -> str:
     """Whether it admitted too few to reach what is asked, or enough, of whom too many were late."""
     came, met = shedding.admitted(answer, shedding.HELD_OUT), shedding.scored(answer, shedding.HELD_OUT)
     if came < ASKED:
-        return (f"It admits {came:.2f} a second. Were all of them in time, that would still be less than asked: too few "
-                "are admitted, so the count is too high.")  # fmt: skip
-    return (f"It admits {came:.2f} a second, of whom {came - met:.2f} are too late: too many are admitted, at least at "
-            "some moments, so the count is too low there.")  # fmt: skip
+        return (f"It admits {came:.2f} a second. Were all of them in time, that would still be less than asked: too "
+                "few are admitted, so the count is too high.")  # fmt: skip
+    return (f"It admits {came:.2f} a second, of whom {came - met:.2f} are too late: too many are admitted, at least "
+            "at some moments, so the count is too low there.")  # fmt: skip
 
 
 EXERCISES = (
