@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,26 @@ def silent(what: str, done: int, total: int) -> None:
 def test_every_experiment_of_the_table_is_there_with_a_configuration_that_it_reads(name: str) -> None:
     assert isinstance(settings_of(name), find(name).settings)
     assert EXPERIMENTS[name].help.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("table1", 'policies = ["lru"', 'policies = ["lru", "lru"', "policies: 'lru' is there twice: name each once"),
+        (
+            "embedding",
+            'name = "cheap, slow network"',
+            'name = "costly, slow network"',
+            "cases: 'costly, slow network' is there twice",
+        ),
+    ],
+)
+def test_what_is_compared_is_named_once(name: str, old: str, new: str, said: str, tmp_path: Path) -> None:
+    text = (resources.files("mooncake_edu") / "configs" / "reproduce" / f"{name}.toml").read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "own.toml").write_text(text.replace(old, new))
+    with pytest.raises(ConfigError, match=re.escape(f"own.toml: {said}")):
+        settings_of(name, tmp_path / "own.toml")
 
 
 def test_table1_counts_what_the_replays_count_and_stands_beside_the_paper() -> None:

@@ -100,8 +100,15 @@ def find(name: str) -> Experiment[Any]:
 
 def settings_of(name: str, file: Path | None = None) -> Any:
     """Its settings, from the file that comes with the package or another; raises ConfigError if they cannot work."""
-    kind = find(name).settings
+    kind, place = find(name).settings, str(file or f"reproduce/{name}.toml")
     if file is not None:
-        return kind.load(file)
-    text = (resources.files("mooncake_edu") / "configs" / "reproduce" / f"{name}.toml").read_text(encoding="utf-8")
-    return kind.from_toml(text, f"reproduce/{name}.toml")
+        found = kind.load(file)
+    else:
+        text = (resources.files("mooncake_edu") / "configs" / "reproduce" / f"{name}.toml").read_text(encoding="utf-8")
+        found = kind.from_toml(text, place)
+    for key, value in found:
+        names = [getattr(each, "name", each) for each in value] if isinstance(value, tuple) else []
+        twice = next((each for number, each in enumerate(names) if each in names[:number]), None)
+        if twice is not None:  # results are kept by name: one would stand in for the other
+            raise ConfigError(f"{place}: {key}: {twice!r} is there twice: name each once")
+    return found
