@@ -208,11 +208,10 @@ class TestChapter07(Checks):
             Wrong("gives nothing", lambda *asked: None, "Return a number"),
         ),
         "7.3": (
-            Wrong("long answers vanish twice", vanish_twice, "began at 8 has ended at 9.5, but counts until 13 all the",
+            Wrong("long answers vanish twice", vanish_twice, "began at 8 has ended at 9.5, but counts until 13: here",
                   repr(Then(12.0, 5.0, ((8.0, 9.5),), ()))),
-            Wrong("forgets the prefills", forgets_the_prefills, "ready at 10.5 makes one that counts from then until"),
-            Wrong("counts all prefills", counts_all_prefills, "ready at 13 makes one that counts from then until 18, "
-                  "which is later"),
+            Wrong("forgets the prefills", forgets_the_prefills, "ready at 10.5 counts until 15.5."),
+            Wrong("counts all prefills", counts_all_prefills, "ready at 13 counts until 18, but not before 13."),
             Wrong("nobody ever ends", never_ends, "The one that began at 5 counts until 10."),
             Wrong("ends a moment later", ends_a_moment_later, "until 12, and who ends just then is over"),
             Wrong("stops at the first that is over", stops_at_the_first_that_is_over, "Those count whose stay"),

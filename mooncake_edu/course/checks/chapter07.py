@@ -150,36 +150,33 @@ def judge_count(answer: Answer, case: Then) -> Trial:
     got = answer(case.at, case.stay, [*case.began], [*case.ready])
     if not _number(got):
         return Trial(f"Return a number of requests, not {got!r}.")
-    right = sum(begin <= case.at < begin + length for begin, length in _spans(case))
-    if got == right:
+    counted = _counted(case)
+    if got == len(counted):
         return Trial()
-    said = f"At {case.at:g} s {right} would decode if each lasted {case.stay:g} s; your answer says {got:g}."
-    return Trial(f"{said} {_reason(case)}")
+    return Trial(f"At {case.at:g} s {len(counted)} would decode if each lasted {case.stay:g} s; your answer says "
+                 f"{got:g}. {_reason(case, counted)}")  # fmt: skip
 
 
-def _reason(case: Then) -> str:
+def _reason(case: Then, counted: list[tuple[float, float]]) -> str:
     """Who counts, and why: in words for one alone, in numbers for several."""
-    spans = _spans(case)
-    if len(spans) != 1:
-        counted = ", ".join(f"{begin:g} to {begin + length:g}" for begin, length in spans
-                            if begin <= case.at < begin + length)  # fmt: skip
-        return f"Those count whose stay holds {case.at:g}: {counted or 'none'}."
-    begin, end = spans[0][0], spans[0][0] + case.stay
-    ended = next((ended for _, ended in case.began if ended is not None), None)
-    if case.ready:
-        who = f"The prefill that is ready at {begin:g} makes one that counts from then until {end:g}"
-    elif ended is None:
-        who = f"The one that began at {begin:g} counts until {end:g}"
-    else:
-        return (f"The one that began at {begin:g} has ended at {ended:g}, but counts until {end:g} all the same: each "
-                f"is taken to last {case.stay:g} s, whatever is known of it.")  # fmt: skip
-    if end == case.at:
-        return f"{who}, and who ends just then is over."
-    return f"{who}{', which is later' if begin > case.at else ''}."
+    starts = [begin for begin, _ in _spans(case)]
+    if len(starts) != 1:
+        found = ", ".join(f"{begin:g} to {begin + length:g}" for begin, length in counted) or "none"
+        return f"Those count whose stay holds {case.at:g}: {found}."
+    begin, end, ended = starts[0], starts[0] + case.stay, case.began and case.began[0][1]
+    who = f"The {'prefill that is ready' if case.ready else 'one that began'} at {begin:g}"
+    if ended:
+        return f"{who} has ended at {ended:g}, but counts until {end:g}: here all last equally long, whatever is known."
+    last = ", and who ends just then is over" if end == case.at else ""
+    return f"{who} counts until {end:g}{f', but not before {begin:g}' if begin > case.at else last}."
 
 
 def _spans(case: Then) -> list[tuple[float, float]]:
     return [(begin, case.stay) for begin in (*(began for began, _ in case.began), *case.ready)]
+
+
+def _counted(case: Then) -> list[tuple[float, float]]:
+    return [(begin, length) for begin, length in _spans(case) if begin <= case.at < begin + length]
 
 
 def draw_count(answer: Answer, case: Then) -> go.Figure:
@@ -189,9 +186,8 @@ def draw_count(answer: Answer, case: Then) -> go.Figure:
     said = "Yours gives no number"
     with contextlib.suppress(Exception):  # the verdict tells what the answer raised
         said = f"Yours counts {answer(case.at, case.stay, [*case.began], [*case.ready])}"
-    right = sum(begin <= case.at < begin + length for begin, length in _spans(case))
     return overload.stays(_spans(case), case.at, "Who decodes then, if all last equally long",
-                          f"{right} decode at {case.at:g} s. {said}.")  # fmt: skip
+                          f"{len(_counted(case))} decode at {case.at:g} s. {said}.")  # fmt: skip
 
 
 class Outlast(NamedTuple):
@@ -270,12 +266,13 @@ def draw_forecast(answer: Answer, _case: Moment) -> go.Figure:
 
 def why_not(answer: Answer) -> str:
     """Whether it admitted too few to reach what is asked, or enough, of whom too many were late."""
-    came, met = shedding.admitted(answer, shedding.HELD_OUT), shedding.scored(answer, shedding.HELD_OUT)
+    runs = shedding.replayed(answer, shedding.HELD_OUT)
+    came = sum((run.stage.size - run.refused()) / run.duration for run in runs) / len(runs)
     if came < ASKED:
         return (f"It admits {came:.2f} a second. Were all of them in time, that would still be less than asked: too "
                 "few are admitted, so the count is too high.")  # fmt: skip
-    return (f"It admits {came:.2f} a second, of whom {came - met:.2f} are too late: too many are admitted, at least "
-            "at some moments, so the count is too low there.")  # fmt: skip
+    return (f"It admits {came:.2f} a second, but too few of these are in time: too many are admitted, at least at some "
+            "moments, so the count is too low there.")  # fmt: skip
 
 
 EXERCISES = (

@@ -121,20 +121,19 @@ def served(policy: Admission, seed: int) -> Result:
     return simulate(cluster(last_check=False), slice_of(seed), admission=policy)
 
 
+def replayed(count: Count, seeds: Sequence[int]) -> list[Result]:
+    """The slices under a function."""
+    return [served(Own(count, room()), seed) for seed in seeds]
+
+
 def scored(count: Count, seeds: Sequence[int]) -> float:
     """Goodput under a function: requests a second that met both objectives, on average over the slices."""
-    return sum(served(Own(count, room()), seed).goodput for seed in seeds) / len(seeds)
+    return sum(run.goodput for run in replayed(count, seeds)) / len(seeds)
 
 
 def practice(count: Count) -> list[float]:
     """Goodput on each slice that may be tried."""
     return [scored(count, [seed]) for seed in PRACTICE]
-
-
-def admitted(count: Count, seeds: Sequence[int]) -> float:
-    """Requests a second that are admitted under a function, in time or not, on average over the slices."""
-    runs = [served(Own(count, room()), seed) for seed in seeds]
-    return sum((run.stage.size - run.refused()) / run.duration for run in runs) / len(runs)
 
 
 def of_policies(names: Sequence[str], seeds: Sequence[int]) -> dict[str, float]:
