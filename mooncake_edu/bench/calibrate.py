@@ -116,7 +116,8 @@ def typical(work: Sequence[Callable[[], float]], rounds: int, progress: Callable
         progress(number)
         for place in random.permutation(len(work)).tolist():
             seconds[number, place] = work[place]()
-    return [float(each) for each in np.median(seconds, axis=0)]
+    medians: list[float] = np.median(seconds, axis=0).tolist()
+    return medians
 
 
 class Meter:

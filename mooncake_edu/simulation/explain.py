@@ -184,7 +184,10 @@ def candidates(query: Query, pool: Pool, costs: Costs, threshold: float | None) 
 def explain(
     journal: Journal, number: int, costs: Costs, shadows: Shadows | None = None, threshold: float = 2.0
 ) -> Explanation:
-    """The decision on request `number` of a run, in the order of arrival; raises ReplayError if there is none.
+    """Decision `number` of a run; raises ReplayError if there is none.
+
+    Without outages that is the request of this number, in the order of arrival; with them, requests that are sent back
+    are placed again, and what finds nobody is not placed.
 
     Estimates are those of `costs`, the recorded ones being as far off as the configuration made them. Without
     `shadows` that were asked for the requests before, every policy chooses as on its first.

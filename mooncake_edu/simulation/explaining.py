@@ -35,15 +35,15 @@ def explain(
     journal, threshold = Journal(), chosen.policies.kvcache_balancing_threshold
     found = simulate(chosen, asked.slice(0, request + 1).faster(speed), journal=journal)
     end = ending(found)
-    # requests that an outage sends back are placed again, and those that find nobody are not placed at all
-    times = [call.arguments[0].arrival for call in journal.placed]
-    if found.table.arrival[-1] not in times:
+    # not the request's number: those that an outage sends back are placed again, and some are not placed at all
+    came = found.table.arrival[-1]
+    places = [place for place, call in enumerate(journal.placed) if call.arguments[0].arrival == came]
+    if not places:
         raise UserError(f"request {request} of {asked.name} was not placed: {end}")
-    place = len(times) - 1 - times[::-1].index(found.table.arrival[-1])
     costs = costs_of(chosen)
     shadows = Shadows(costs, threshold, chosen.simulation.seed)
-    mean = regrets(journal, shadows, place)
-    show(told_of(journal, place, costs, shadows, threshold), mean)
+    mean = regrets(journal, shadows, places[-1])
+    show(told_of(journal, places[-1], costs, shadows, threshold), mean)
     if end:
         print(f"In the end {end}.")
 

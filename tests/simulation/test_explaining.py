@@ -25,6 +25,15 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
     return int(end.value.code or 0), out, err
 
 
+def without(folder: Path, count: int, kind: str, start: float, stop: float) -> str:
+    """A file of the cluster whose first `count` instances are missing for a while."""
+    text = (resources.files("mooncake_edu") / "configs" / "cluster.toml").read_text(encoding="utf-8")
+    for number in range(count):
+        text += f'[[simulation.outages]]\ninstance = {number}\nstart = {start}\nstop = {stop}\nkind = "{kind}"\n'
+    (folder / "outages.toml").write_text(text)
+    return str(folder / "outages.toml")
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
     """A file of 40 requests."""
@@ -56,21 +65,15 @@ def test_a_request_that_is_not_in_the_trace_is_refused(
 
 
 def test_the_request_named_is_shown_though_earlier_ones_were_placed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = workload(40, 5.0, 1)
-    write(rows, tmp_path / "trace.jsonl")
-    start, stop = rows.arrival[20] + 0.001, rows.arrival[-1]  # what instances 0 to 5 hold is placed anew in between
-    outages = "".join(f'[[simulation.outages]]\ninstance = {number}\nstart = {start}\nstop = {stop}\nkind = "down"\n'
-                      for number in range(6))  # fmt: skip
-    text = (resources.files("mooncake_edu") / "configs" / "cluster.toml").read_text(encoding="utf-8")
-    (tmp_path / "outages.toml").write_text(text + outages)
+    # what instances 0 to 5 hold is placed anew in between
+    missing = without(tmp_path, 6, "down", rows.arrival[20] + 0.001, rows.arrival[-1])
     journal = Journal()
-    simulate(Config.named(str(tmp_path / "outages.toml")), rows, journal=journal)
+    simulate(Config.named(missing), rows, journal=journal)
     assert journal.placed[39].arguments[0].arrival < rows.arrival[39]  # that placement is another request's
-    status, out, err = run(
-        monkeypatch, capsys, "39", "--trace", str(tmp_path / "trace.jsonl"), "--config", str(tmp_path / "outages.toml")
-    )
+    status, out, err = run(monkeypatch, capsys, "39", "--trace", trace, "--config", missing)
     assert status == 0, err
     assert f"A prompt of {rows.input_length[39]:,} tokens at {rows.arrival[39]:.3f} s." in out
     assert "refused" not in out
@@ -89,10 +92,7 @@ def test_of_a_request_that_is_refused_the_reason_is_told(
 def test_a_request_that_nobody_could_take_has_no_candidates_to_show(
     trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outages = "".join(f'[[simulation.outages]]\ninstance = {number}\nstart = 0\nstop = 1000\nkind = "draining"\n'
-                      for number in range(8))  # fmt: skip
-    text = (resources.files("mooncake_edu") / "configs" / "cluster.toml").read_text(encoding="utf-8")
-    (tmp_path / "outages.toml").write_text(text + outages)
-    status, _, err = run(monkeypatch, capsys, "3", "--trace", trace, "--config", str(tmp_path / "outages.toml"))
+    missing = without(tmp_path, 8, "draining", 0.0, 1000.0)
+    status, _, err = run(monkeypatch, capsys, "3", "--trace", trace, "--config", missing)
     assert status == 2
     assert "request 3 of trace was not placed: it was refused (arrival: down)" in err
