@@ -29,7 +29,8 @@ class Kept:
         self.parent = parent
         self.position = position
         self.since = self.used = now
-        self.uses = self.children = 0
+        self.uses = 1
+        self.children = 0
         self.gone = False
 
 
@@ -87,12 +88,37 @@ class Ranked(Eviction):
         return not leaf.gone and not leaf.children and rank == self.rank(leaf)
 
 
-class Lru(Ranked):
-    """Least recently used first, the paper's choice (FAST 3.2)."""
+class Lru(Eviction):
+    """Least recently used first, the paper's choice (FAST 3.2): O(1).
 
-    def rank(self, leaf: Kept) -> Any:
-        """When it was used last; a block is never used later than the one before it."""
-        return leaf.used
+    A use goes along one chain, so of each time there is one leaf at most; and a block is used no earlier than those
+    behind it, so what becomes a leaf when its last child goes was used no earlier than that. The search for the oldest
+    never goes back.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, Kept] = {}  # by the time they were used; some were used again since, or have children
+        self._oldest = 0
+        self._room = 64
+
+    def touch(self, leaf: Kept) -> None:
+        """Note when it was used; what went stale is dropped when it is the most."""
+        leaves = self._leaves
+        leaves[leaf.used] = leaf
+        if len(leaves) > self._room:
+            self._leaves = {used: leaf for used, leaf in leaves.items() if leaf.used == used and not leaf.children}
+            self._room = 2 * len(self._leaves) + 64
+
+    def cover(self, block: Kept) -> None:
+        """What is noted of it is found to be stale."""
+
+    def evict(self) -> Kept:
+        """The next in time that is still a leaf, and was not used since."""
+        while True:
+            leaf = self._leaves.pop(self._oldest, None)
+            if leaf is not None and leaf.used == self._oldest and not leaf.children:
+                return leaf
+            self._oldest += 1
 
 
 class Lfu(Ranked):
@@ -243,29 +269,34 @@ class ChainCache:
         Room is made at the end, so of a chain longer than the capacity the head may stay. `first` is the place in its
         prompt of the first key: blocks used one by one, each a chain of its own, are kept without closure.
         """
-        self._now += 1
-        parent: Kept | None = None
+        self._now = now = self._now + 1
+        kept, parent = self._kept, None
         for position, key in enumerate(keys, first):
-            block = self._kept.get(key)
+            block = kept.get(key)
             if block is None:
-                block = self._kept[key] = Kept(key, parent, position, self._now)
+                block = kept[key] = Kept(key, parent, position, now)
                 if parent is not None:
-                    if not parent.children:
+                    if not parent.children and parent.since < now:  # one that is new was no leaf yet
                         self._eviction.cover(parent)
                     parent.children += 1
-            block.used = self._now
-            block.uses += 1
+            else:
+                block.used = now
+                block.uses += 1
             parent = block
         if parent is not None and not parent.children:
             self._eviction.touch(parent)
-        return [] if self.capacity is None else [self._evict() for _ in range(len(self._kept) - self.capacity)]
+        return [] if self.capacity is None else self._evict(len(kept) - self.capacity)
 
-    def _evict(self) -> Hashable:
-        leaf = self._eviction.evict()
-        leaf.gone = True
-        del self._kept[leaf.key]
-        if leaf.parent is not None:
-            leaf.parent.children -= 1
-            if not leaf.parent.children:
-                self._eviction.touch(leaf.parent)
-        return leaf.key
+    def _evict(self, count: int) -> list[Hashable]:
+        gone, kept, eviction = [], self._kept, self._eviction
+        for _ in range(count):
+            leaf = eviction.evict()
+            leaf.gone = True
+            del kept[leaf.key]
+            gone.append(leaf.key)
+            parent = leaf.parent
+            if parent is not None:
+                parent.children -= 1
+                if not parent.children:
+                    eviction.touch(parent)
+        return gone

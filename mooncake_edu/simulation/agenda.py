@@ -41,7 +41,7 @@ class Agenda:
 
     def run(self, until: float = float("inf"), rank: Rank = Rank.ARRIVED) -> None:
         """Everything before that time, and of that time what ranks before `rank`."""
-        heap = self._heap
-        while heap and (heap[0][0], heap[0][1]) < (until, rank):
+        heap, end = self._heap, (until, rank)
+        while heap and heap[0] < end:
             self.now, _, _, _, action = heapq.heappop(heap)
             action(self.now)

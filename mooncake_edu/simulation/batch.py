@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from array import array
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from mooncake_edu.model.costs import CostModel
 from mooncake_edu.simulation.job import Job
 
 _FAR = 1 << 40  # tokens: two contexts this far apart give a slope without loss
-_KEEP = 1 << 14  # step times kept before those that nobody needs are dropped
+_KEEP = 1 << 12  # step times kept before those that nobody needs are dropped
 
 
 class Batch:
@@ -33,8 +32,9 @@ class Batch:
         self.context = 0  # tokens stored by all members
         self.prompts = 0  # of these, the tokens of prompts
         self.done = 0  # steps so far
-        self._ends = array("d")
+        self._ends = np.empty(_KEEP)  # when steps ended, from the first one on that is not forgotten
         self._dropped = 0  # of the steps, those whose times are forgotten
+        self._counts = _counts(_KEEP)
         self._leaving: list[tuple[int, int]] = []  # the step after which a member leaves, and its number
         self._lines: dict[int, tuple[float, float]] = {}
 
@@ -97,18 +97,21 @@ class Batch:
     def advance(self, start: float, steps: int) -> Reals:
         """Make so many steps from `start` on; returns when each ended."""
         first, slope = self._line()
-        count = np.arange(1, steps + 1)
-        ends: Reals = start + (count * first + count * (count + 1) / 2 * slope)
+        if steps > self._counts.shape[1]:
+            self._counts = _counts(2 * steps)
+        count, sums = self._counts[:, :steps]
+        ends: Reals = start + (count * first + sums * slope)
         self.note(ends)
         return ends
 
     def note(self, ends: Reals) -> None:
         """Count steps that ended then: every member made a token in each."""
-        self._ends.frombytes(ends.tobytes())
-        self.done += len(ends)
-        self.context += len(ends) * len(self.members)
-        if len(self._ends) > _KEEP:
-            self._forget()
+        steps, at = ends.size, self.done - self._dropped
+        if at + steps > self._ends.size:
+            at = self._forget(steps)
+        self._ends[at : at + steps] = ends
+        self.done += steps
+        self.context += steps * len(self.members)
 
     def _line(self) -> tuple[float, float]:
         """The cost of a next step without its own tokens, and what each step of a run costs more than the last."""
@@ -120,11 +123,20 @@ class Batch:
         return base + slope * self.context, slope * size
 
     def _times(self, step: int) -> Reals:
-        return np.frombuffer(self._ends[step - self._dropped :], np.float64)
+        return self._ends[step - self._dropped : self.done - self._dropped].copy()
 
-    def _forget(self) -> None:
-        """Members stand in the order they joined, so the first needs the oldest times."""
+    def _forget(self, steps: int) -> int:
+        """Make room for so many more; members stand in the order they joined, so the first needs the oldest times."""
         oldest = next(iter(self.members.values())).joined if self.members else self.done
-        if oldest - self._dropped > len(self._ends) // 2:
-            del self._ends[: oldest - self._dropped]
-            self._dropped = oldest
+        kept = self._times(oldest)
+        self._dropped = oldest
+        if 2 * (kept.size + steps) > self._ends.size:
+            self._ends = np.empty(2 * (kept.size + steps))
+        self._ends[: kept.size] = kept
+        return kept.size
+
+
+def _counts(steps: int) -> Reals:
+    """1, 2, 3, ... and their sums."""
+    count = np.arange(1.0, steps + 1)
+    return np.stack((count, count * (count + 1) / 2))

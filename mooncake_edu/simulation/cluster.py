@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from mooncake_edu.conductor import POLICIES, ClusterView, Conductor, Placement, 
 from mooncake_edu.config import Config, Instances
 from mooncake_edu.errors import ConfigError
 from mooncake_edu.events import EventLog, Kind, Reals, Refusal
-from mooncake_edu.simulation.agenda import Agenda, Rank
+from mooncake_edu.simulation.agenda import Action, Agenda, Rank
 from mooncake_edu.simulation.batch import Batch
 from mooncake_edu.simulation.caches import NodeCache, PagedCache, Tier
 from mooncake_edu.simulation.coupled import CoupledInstance
@@ -251,30 +252,33 @@ class Cluster:
         """KVCache begins to move: what is computed as fast as it is, at most, and the last layer behind it."""
         if not job.reserved and job.left and not self._hand_over(job, now):
             return
-        job.send, tries = (lambda time: self.streaming(job, flow, last, time)), job.tries
-        size = flow.tokens * self.costs.token_bytes
-        window = flow.computed - now
+        job.send = partial(self.streaming, job, flow, last)  # which `ended` lets go
+        size, window = flow.tokens * self.costs.token_bytes, flow.computed - now
         bulk = size * (1 - last) if window > 0 else 0.0
-
-        def rest(time: float) -> None:
-            if job.tries != tries:
-                return
-            if time < flow.computed:  # by rounding
-                self.agenda.put(flow.computed, Rank.MOVED, -1 - job.number, rest)
-            else:
-                self.network.send(time, 3 * job.number + 1, job.prefill, job.decode, size - bulk, done)
-
-        def done(time: float) -> None:
-            self.recorder.at(Kind.STREAM, job, job.decode, now, time, layer=-1, bytes=size)
-            if job.left:
-                self.gate.came(job, time)
-                self.decode[job.decode].enter(job, time)
-
         self.moved("stream", size)
+        done = partial(self._streamed, job, now, size)
+        rest = partial(self._stream_rest, job, job.tries, flow, size - bulk, done)
         if bulk:
             self.network.send(now, 3 * job.number, job.prefill, job.decode, bulk, rest, bulk / window)
         else:
             rest(now)
+
+    def _stream_rest(self, job: Job, tries: int, flow: Flow, size: float, done: Action, now: float) -> None:
+        """What is computed last moves when it is there."""
+        if job.tries != tries:
+            return
+        if now < flow.computed:  # by rounding
+            rest = partial(self._stream_rest, job, tries, flow, size, done)
+            self.agenda.put(flow.computed, Rank.MOVED, -1 - job.number, rest)
+        else:
+            self.network.send(now, 3 * job.number + 1, job.prefill, job.decode, size, done)
+
+    def _streamed(self, job: Job, start: float, size: int, now: float) -> None:
+        """KVCache is where its request decodes."""
+        self.recorder.at(Kind.STREAM, job, job.decode, start, now, layer=-1, bytes=size)
+        if job.left:
+            self.gate.came(job, now)
+            self.decode[job.decode].enter(job, now)
 
     def _hand_over(self, job: Job, now: float) -> bool:
         """Choose where a request decodes, now that its KVCache begins to move; without an instance it is refused."""
@@ -302,6 +306,7 @@ class Cluster:
         """A request has all its tokens."""
         self.recorder.finished(job, job.decode, now)
         del self.alive[job.number]
+        job.send = None
         if job.reserved:
             self.reserve(job, -1, now)
         self.gate.ended(job, now)

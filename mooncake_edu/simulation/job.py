@@ -69,4 +69,4 @@ class Job:
     def tbt(self) -> float:
         """Mean of the longest tenth of its token intervals; not a number where there is none. Paper: FAST 5.1."""
         times = np.concatenate(self.times)
-        return mean_of_longest(np.diff(times)) if len(times) > 1 else NAN
+        return mean_of_longest(times[1:] - times[:-1]) if times.size > 1 else NAN

@@ -8,6 +8,7 @@ those that share a link with it, directly or through others, are given new rates
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from mooncake_edu.simulation.agenda import Agenda, Rank
@@ -52,6 +53,7 @@ class Network:
         under way, and orders those that end together.
         """
         links = Link(source, True), Link(target, False)
+        limit = min(limit, self._bandwidth[source], self._bandwidth[target])  # so that who is alone runs at its limit
         flow = Flow(number, links, size, limit, now, done, lost)
         for link in links:
             self._flows.setdefault(link, {})[number] = flow
@@ -103,7 +105,7 @@ class Network:
             flow.left = max(flow.left - (now - flow.since) * flow.rate, 0.0)
             flow.since, flow.rate = now, rate
             flow.due = now + flow.left / rate
-            self._agenda.put(flow.due, Rank.MOVED, flow.number, lambda time: self._end(flow, time))
+            self._agenda.put(flow.due, Rank.MOVED, flow.number, partial(self._end, flow))
 
     def _connected(self, links: tuple[Link, ...]) -> list[Flow]:
         found: dict[int, Flow] = {}
@@ -125,8 +127,6 @@ def max_min(flows: list[Flow], bandwidth: dict[int, float]) -> dict[int, float]:
     """
     room = {link: bandwidth[link.instance] for flow in flows for link in flow.links}
     rates: dict[int, float] = {}
-    if len(flows) == 1:
-        return {flows[0].number: min(flows[0].limit, *room.values())}
     waiting = flows
     while waiting:
         count: dict[Link, int] = {}

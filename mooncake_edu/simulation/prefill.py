@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -148,8 +149,11 @@ class PrefillInstance:
         return self.cache.clear()
 
     def _put(self, time: float, rank: Rank, number: int, action: Action) -> None:
-        life = self._life
-        self._agenda.put(time, rank, number, lambda now: action(now) if self._life == life else None)
+        self._agenda.put(time, rank, number, partial(self._act, self._life, action))
+
+    def _act(self, life: int, action: Action, now: float) -> None:
+        if self._life == life:
+            action(now)
 
     def fetched(self, now: float) -> None:
         """The prefix of a request has come."""
@@ -179,10 +183,10 @@ class PrefillInstance:
         if self._through is in_turn:
             flow, last = flow._replace(begin=flow.computed), 1.0
         put, number = self._put, job.number
-        put(flow.begin, Rank.MOVED, -1 - number, lambda time: self._cluster.streaming(job, flow, last, time))
+        put(flow.begin, Rank.MOVED, -1 - number, partial(self._cluster.streaming, job, flow, last))
         done = Done(now, load, sum(hits.values()), parts)
-        put(flow.computed, Rank.PREFILLED, number, lambda time: self._computed(job, done, time))
-        put(flow.stored, Rank.STORED, number, lambda _: self._store(job))
+        put(flow.computed, Rank.PREFILLED, number, partial(self._computed, job, done))
+        put(flow.stored, Rank.STORED, number, partial(self._store, job))
         put(self._free[0], Rank.TAKEN, self.number, self._next)
 
     def _computed(self, job: Job, done: Done, now: float) -> None:
@@ -213,9 +217,9 @@ class PrefillInstance:
             seconds += hits["borrowed"] * self._costs.token_bytes / self._costs.host
         return hits, seconds
 
-    def _store(self, job: Job) -> None:
+    def _store(self, job: Job, _: float) -> None:
         """Keep a prompt; behind a prefix that was only borrowed, nothing of it can be kept."""
-        held = sum(self.cache.match(job.ids).values())
+        held = sum(self.cache.match(job.ids).values()) if job.borrowed else 0
         self.cache.store(job.ids[:held] if job.borrowed > held else job.ids)
 
     def _tell(self, job: Job, done: Done) -> None:

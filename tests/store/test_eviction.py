@@ -176,12 +176,14 @@ def test_a_parent_used_without_its_child_outlives_it_in_s3_fifo() -> None:
     assert "p" in cache
 
 
-def test_ranks_are_kept_in_a_bounded_heap() -> None:
-    policy = Lru()
-    cache = ChainCache(8, policy)
+@pytest.mark.parametrize("kind", [Lru, Lfu])
+@pytest.mark.parametrize("capacity", [8, None])
+def test_what_a_policy_notes_is_bounded_by_what_is_kept(kind: type[Lru | Lfu], capacity: int | None) -> None:
+    policy = kind()
+    cache = ChainCache(capacity, policy)
     for number in range(10_000):
         cache.use((number % 8,))
-    assert len(policy._heap) < 200
+    assert len(policy._leaves if isinstance(policy, Lru) else policy._heap) < 200
     assert len(cache) == 8
 
 
