@@ -152,7 +152,9 @@ class CostModel(Section):
 
     def step(self, chunks: Iterable[tuple[int, int]], batch: int = 0, context: int = 0) -> float:
         """One step that computes chunks (start, stop) of prompts and one token for each of a batch."""
-        computed = sum(self.work(start, stop) for start, stop in chunks)
+        computed = 0.0
+        for start, stop in chunks:
+            computed += self.work(start, stop)
         if computed > 0:
             computed += self.overhead
         return max(self.floor, computed) + self.per_sequence * batch + self.per_context * context

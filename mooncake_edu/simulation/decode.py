@@ -163,9 +163,9 @@ class DecodeInstance(Decoding):
 
     def next(self, now: float) -> None:
         """Make room, take in who fits, and decode; the batch stands still while KVCache is swapped."""
-        swapped = 0
-        while len(self.batch) and self.used() + len(self.batch) > self.capacity:
-            job = next(reversed(self.batch.members.values()))
+        swapped, members = 0, self.batch.members
+        while members and self.used() + len(members) > self.capacity:
+            job = next(reversed(members.values()))
             self.leave(job, now)
             swapped += job.stored
             self.recorder.at(Kind.PREEMPTED, job, self.number, now, now, tokens=0)
@@ -185,7 +185,7 @@ class DecodeInstance(Decoding):
                 break
         size = swapped * self.costs.token_bytes
         self._cluster.moved("swap", size)
-        if len(self.batch):
+        if members:
             self.run(now + size / self.costs.host)
 
     def record(self, start: float, ends: Reals, prefill: int, size: int) -> None:
