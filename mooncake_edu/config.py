@@ -59,7 +59,7 @@ class Section(BaseModel):
         except ValueError as error:
             if info.context is not None:  # a table inside a file: whoever reads the file knows the whole path
                 raise
-            text = refusal(cls, error.errors()[0]) if isinstance(error, ValidationError) else str(error)
+            text = refusal(cls, _worst(error)) if isinstance(error, ValidationError) else str(error)
             raise ConfigError(text) from None
 
     def check(self) -> None:
@@ -86,7 +86,7 @@ class Section(BaseModel):
         try:
             return cls.model_validate(values, context={"file": file})
         except ValidationError as error:
-            raise ConfigError(f"{file}: {refusal(cls, error.errors()[0])}") from None
+            raise ConfigError(f"{file}: {refusal(cls, _worst(error))}") from None
 
 
 class ModelSection(Section):
@@ -320,6 +320,12 @@ class Config(Section):
             otherwise = f"give a TOML file, or a size: {', '.join(SIZES)}"
             raise ConfigError(f"configuration {name!r} is no file, nor a size: {near(name, SIZES, otherwise)}")
         return cls.size(name) if name in SIZES else cls.load(name)
+
+
+def _worst(error: ValidationError) -> ErrorDetails:
+    """The error to tell: a name that nobody knows before all others, since what it was meant for is missing then."""
+    errors = error.errors()
+    return next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
 
 
 def refusal(section: type[BaseModel], error: ErrorDetails) -> str:

@@ -93,6 +93,11 @@ class Refusal(IntEnum):
     OTHER = 5
     DOWN = 6  # no instance of a role can be used
 
+    @property
+    def text(self) -> str:
+        """In a word or two."""
+        return self.name.lower().replace("_", " ")
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:

@@ -44,7 +44,7 @@ class Row(BaseModel):
         return self._better(self.ours, self.peers[peer])
 
     def share(self) -> float | None:
-        """Which part of the limit ours reaches."""
+        """How good ours is beside the limit: below 1 it falls short of it, above 1 it is better."""
         return None if self.limit is None else self._better(self.ours, self.limit)
 
     def _better(self, ours: float, other: float) -> float:
@@ -78,14 +78,14 @@ class Report(BaseModel):
         write_whole(path, (self.model_dump_json(indent=2) + "\n").encode())
 
     def table(self) -> Table:
-        """The rows to print: ours, each peer with how many times better ours is, and the share of the limit."""
+        """The rows to print: ours, the peers and how many times better ours is, and how good it is beside the limit."""
         from rich.table import Table
 
         peers = sorted({peer for row in self.rows for peer in row.peers})
         table = Table(title=f"bench {self.bench}", header_style="bold", box=None)
         table.add_column("")
         table.add_column("unit", no_wrap=True)
-        for name in ["ours", *peers, "limit", "of limit"]:
+        for name in ["ours", *peers, "limit", "as good as limit"]:
             table.add_column(name, justify="right", no_wrap=True)
         for row in self.rows:
             share = row.share()

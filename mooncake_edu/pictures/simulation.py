@@ -10,17 +10,18 @@ import plotly.graph_objects as go
 
 from mooncake_edu.pictures.figures import bar_marker, finish
 from mooncake_edu.pictures.palette import COMPUTED, DASHES, DECODED, MOVING, REUSED, SERIES
-from mooncake_edu.pictures.report import Cell, Section, Table, write_report
-from mooncake_edu.simulation.result import Result, Stage
+from mooncake_edu.pictures.report import Section, Table, write_report
+from mooncake_edu.simulation.result import Result
+from mooncake_edu.simulation.summary import NAMES, summary
 
 POINTS = 400  # of a curve
 TIERS = {"pages": REUSED, "dram": REUSED._replace(pattern="x"), "ssd": MOVING}
-COLUMNS = {"ttft": ("Time to the first token", "TTFT"), "tbt": ("Time between tokens", "TBT")}
+TITLES = {"ttft": "Time to the first token", "tbt": "Time between tokens"}
 
 
 def distribution(results: Sequence[Result], column: str) -> go.Figure:
     """Which share of the requests had a `ttft` or `tbt` of at most so many seconds, a line a run."""
-    title, short = COLUMNS[column]
+    title, short = TITLES[column], NAMES[column]
     figure, said = go.Figure(), []
     for number, result in enumerate(results):
         values = np.sort(result.table.known(column))
@@ -38,13 +39,13 @@ def distribution(results: Sequence[Result], column: str) -> go.Figure:
     figure.update_xaxes(title=f"{short} (s)", type="log")
     figure.update_yaxes(title="requests (%)", range=[0, 101])
     figure.update_layout(height=380)
-    return finish(figure, f"{title}: how many requests wait at most so long", "; ".join(said) + ".")
+    return finish(figure, f"{title}: how many of those served wait at most so long", "; ".join(said) + ".")
 
 
 def reuse(results: Sequence[Result]) -> go.Figure:
     """Where the prompt tokens of each run came from: computed, or reused from a tier."""
     tiers = dict.fromkeys(tier for result in results for tier in result.hits)
-    names, prompts = [result.name for result in results], [_served(result) for result in results]
+    names, prompts = [result.name for result in results], [result.prompt_tokens for result in results]
     figure = go.Figure()
     parts = {tier: [result.hits.get(tier, 0) for result in results] for tier in tiers}
     parts["computed"] = [total - sum(result.hits.values()) for total, result in zip(prompts, results, strict=True)]
@@ -74,44 +75,14 @@ def utilisation(result: Result) -> go.Figure:
     return finish(figure, f"How busy the instances were: {result.name}", f"On average: {said}.")
 
 
-def summary(results: Sequence[Result]) -> list[list[Cell]]:
-    """What is compared, a line each: a name, then a value a run."""
-    lines: dict[str, list[Cell]] = {"requests served": [int(np.sum(~np.isnan(r.table.ttft))) for r in results]}
-    if any(r.refused() for r in results):  # too large for an instance, or not admitted
-        lines["requests refused"] = [r.refused() for r in results]
-    if any(r.refused(Stage.DECODE) for r in results):
-        lines["refused after the prefill"] = [r.refused(Stage.DECODE) for r in results]
-        lines["prefill wasted (s)"] = [r.wasted for r in results]
-    for column, (_, short) in COLUMNS.items():
-        unit, scale = ("s", 1) if column == "ttft" else ("ms", 1e3)
-        lines[f"{short} mean ({unit})"] = [scale * r.table.mean(column) for r in results]
-        for percent in (50, 90, 99):
-            values = [scale * r.table.percentile(column, percent) for r in results]
-            lines[f"{short} P{percent} ({unit})"] = [*values]
-    lines["within both objectives (%)"] = [100 * float(r.met.mean()) for r in results]
-    lines["goodput (requests/s)"] = [r.goodput for r in results]
-    for tier in dict.fromkeys(tier for r in results for tier in r.hits):
-        shares = [r.hits.get(tier, 0) / max(_served(r), 1) for r in results]
-        lines[f"hits in {tier} (% of prompt tokens)"] = [100 * share for share in shares]
-    for what in dict.fromkeys(what for r in results for what in r.moved):
-        lines[f"moved: {what} (GB)"] = [r.moved.get(what, 0.0) / 1e9 for r in results]
-    for role in dict.fromkeys(role for r in results for role in r.busy):
-        lines[f"{role} busy (%)"] = [100 * r.utilisation(role) if role in r.busy else float("nan") for r in results]
-    return [[name, *values] for name, values in lines.items()]
-
-
-def write_simulation_report(path: str | os.PathLike[str], trace: str, results: Sequence[Result]) -> None:
-    """The runs as one page; raises UserError if it cannot be written."""
+def write_simulation_report(path: str | os.PathLike[str], lead: str, results: Sequence[Result]) -> None:
+    """The runs as one page, which `lead` introduces; raises UserError if it cannot be written."""
     table = Table("The runs side by side", ["", *(result.name for result in results)], summary(results))
     sections = [
         Section("In numbers", ["Times are simulated. A TBT is the mean of a request's slowest tenth of intervals."],
                 tables=[table]),
-        Section("Latency", figures=[distribution(results, column) for column in COLUMNS]),
+        Section("Latency", figures=[distribution(results, column) for column in TITLES]),
         Section("Reuse", figures=[reuse(results)]),
         Section("Instances", figures=[utilisation(result) for result in results]),
     ]  # fmt: skip
-    write_report(path, "A simulated cluster", f"{len(results[0].table):,} requests of {trace}.", sections)
-
-
-def _served(result: Result) -> int:
-    return int(result.table.prompt[~np.isnan(result.table.ttft)].sum())
+    write_report(path, "A simulated cluster", lead, sections)

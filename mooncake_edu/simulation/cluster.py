@@ -359,6 +359,11 @@ def simulate(
 def check(config: Config, trace: Trace) -> None:
     """Raise ConfigError if a trace cannot be simulated by a configuration."""
     config.engine.count_blocks(costs_of(config).token_bytes)
+    block = costs_of(config).block_bytes(trace.block_size)
+    for tier, size in (("dram", config.tiers.dram), ("ssd", config.tiers.ssd)):
+        if 0 < size < block:
+            raise ConfigError(f"tiers.{tier} {size} is below one block of {trace.block_size} tokens, {block} bytes for "
+                              "this model: give at least that, or 0 for none")  # fmt: skip
     named("policies.placement", POLICIES, config.policies.placement)
     named("policies.admission", ADMISSIONS, config.policies.admission)
     if config.engine.block_size != trace.block_size:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mooncake_edu import __version__
 from mooncake_edu.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def simulate(
     html: Annotated[Path | None, typer.Option(help="A file for the report.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="A file for ui.perfetto.dev, of the first run.")] = None,
     events: Annotated[Path | None, typer.Option(help="A file for the event log of the first run (npz).")] = None,
+    json: Annotated[Path | None, typer.Option(help="A file for the figures of the table.")] = None,
     more: Annotated[list[str] | None, typer.Argument(metavar="POLICY", help="What else --compare compares.")] = None,
 ) -> None:
     """Serve a trace by a simulated cluster, and show what came of it."""
@@ -43,7 +45,7 @@ def simulate(
     if more and not compare:
         raise UserError(f"{more[0]!r} stands alone: name what is compared behind --compare")
     taken = {Path(trace).resolve()}
-    for path, option in ((html, "--html"), (perfetto, "--perfetto"), (events, "--events")):
+    for path, option in ((html, "--html"), (perfetto, "--perfetto"), (events, "--events"), (json, "--json")):
         require_writable(path, option)
         if path is not None and path.resolve() in taken:
             raise UserError(f"{option} {path}: is the trace or another option's file: choose another")
@@ -62,7 +64,18 @@ def simulate(
             told = partial(progress, name)
             results.append(run(each, asked, None if results else log, progress=told, name=name))
     show(results)
-    write(asked.name, results, log, html, perfetto, events)
+    runs = "; ".join(map(told_of, chosen.items()))
+    lead = f"{len(asked):,} requests of {asked.name} at {speed:g} x their speed, mooncake_edu {__version__}. {runs}."
+    write(lead, results, next(iter(chosen.values())), log, html, perfetto, events, json)
+
+
+def told_of(named: tuple[str, Config]) -> str:
+    """What a run was of: its name, then its instances, policies and objectives."""
+    name, config = named
+    instances = " + ".join(f"{group.count} {group.role}" for group in config.instances)
+    policies, slo = config.policies, config.slo
+    return (f"{name}: {instances}, placement {policies.placement}, admission {policies.admission}, objectives TTFT "
+            f"{slo.ttft} and TBT {slo.tbt}, seed {config.simulation.seed}")  # fmt: skip
 
 
 @contextmanager
@@ -81,8 +94,10 @@ def configurations(given: str, compare: Sequence[str]) -> dict[str, Config]:
     base = Config.named(given)
     if not compare:
         return {base.policies.placement: base}
-    found = {}
+    found: dict[str, Config] = {}
     for name in compare:
+        if name.removesuffix(".toml") in found:
+            raise UserError(f"--compare {name}: stands twice: name each once")
         if name.endswith(".toml"):
             found[name.removesuffix(".toml")] = Config.load(name)
         else:
@@ -96,7 +111,7 @@ def show(results: Sequence[Result]) -> None:
     from rich.table import Table
 
     from mooncake_edu.bench.results import figure, page
-    from mooncake_edu.pictures.simulation import summary
+    from mooncake_edu.simulation.summary import summary
 
     lines = [[cell if isinstance(cell, str) else figure(cell) for cell in line] for line in summary(results)]
     names, *runs = zip(["", *(result.name for result in results)], *lines, strict=True)
@@ -115,21 +130,40 @@ def show(results: Sequence[Result]) -> None:
 
 
 def write(
-    trace: str, results: Sequence[Result], log: EventLog | None, html: Path | None, perfetto: Path | None,
-    events: Path | None,
+    lead: str, results: Sequence[Result], first: Config, log: EventLog | None, html: Path | None,
+    perfetto: Path | None, events: Path | None, json: Path | None,
 ) -> None:  # fmt: skip
     """Write what was asked for; raises UserError if that cannot be done."""
+    from mooncake_edu.events import write_whole
     from mooncake_edu.pictures.perfetto import write_perfetto
     from mooncake_edu.pictures.simulation import write_simulation_report
+    from mooncake_edu.simulation.parts import numbered
 
     if html is not None:
-        write_simulation_report(html, trace, results)
+        write_simulation_report(html, lead, results)
     if log is not None and perfetto is not None:
-        write_perfetto(log, perfetto)
+        write_perfetto(log, perfetto, {number: f"{group.role} {number}" for number, group in numbered(first)})
         if log.dropped:
-            print(f"{perfetto} holds the last {len(log):,} events, {log.dropped:,} came before: use --requests")
+            begin = float(log.columns().start[0])
+            print(f"{perfetto} holds the last {len(log):,} events, from {begin:,.1f} s; {log.dropped:,} came before: "
+                  "use --requests")  # fmt: skip
     if log is not None and events is not None:
         log.save(events)
-    for path in (html, perfetto, events):
+    if json is not None:
+        write_whole(json, figures(lead, results).encode())
+    for path in (html, perfetto, events, json):
         if path is not None:
             print(f"written to {path}")
+
+
+def figures(lead: str, results: Sequence[Result]) -> str:
+    """The lines of the table as JSON, by run; null is what is not known."""
+    from json import dumps
+
+    from mooncake_edu.simulation.summary import summary
+
+    runs = {
+        result.name: {str(name): None if value != value else value for name, value in summary([result])}
+        for result in results
+    }
+    return dumps({"what": lead, "runs": runs}, indent=2) + "\n"

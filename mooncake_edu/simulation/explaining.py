@@ -56,7 +56,7 @@ def ending(found: Result) -> str:
     if found.refusal[-1] < 0:
         return ""
     stage, why = Stage(found.stage[-1]), Refusal(found.refusal[-1])
-    return f"it was refused ({stage.name.lower()}: {why.name.lower().replace('_', ' ')})"
+    return f"it was refused ({stage.name.lower()}: {why.text})"
 
 
 def show(told: Explanation, mean: dict[str, float]) -> None:

@@ -17,6 +17,9 @@ def costs_of(config: Config) -> CostModel:
     """The times that a configuration names, or that follow from its hardware; raises ConfigError if it has neither."""
     if config.simulation.costs is not None:
         return CostModel.named(config.simulation.costs)
+    if config.model.name == "llama-70b" and config.model.dtype != "bfloat16":
+        raise ConfigError(f"model.dtype {config.model.dtype!r} is not simulated from [hardware]: use bfloat16, or name "
+                          "simulation.costs")  # fmt: skip
     if config.hardware is None or config.model.name != "llama-70b":
         raise ConfigError(
             f"simulation.costs is missing for model.name {config.model.name!r}: name a preset such as \"A800x8\" or a "

@@ -63,6 +63,11 @@ class Result:
         """Requests a second that ended within both objectives."""
         return float(self.met.sum()) / self.duration if self.duration else 0.0
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts of all that were served."""
+        return int(self.table.prompt[~np.isnan(self.table.ttft)].sum())
+
     def refused(self, stage: Stage | None = None) -> int:
         """How many requests were turned away, there or anywhere."""
         return int((self.stage >= 0 if stage is None else self.stage == stage).sum())

@@ -131,6 +131,10 @@ def test_any_text_is_a_configuration_or_refused_in_one_line(text: str) -> None:
         assert len(str(error).splitlines()) <= 1 or "is not TOML" in str(error)
 
 
+def test_a_misspelt_table_is_told_before_that_its_right_name_is_missing() -> None:
+    assert refused('[modle]\nname = "tiny"\n').endswith("modle is no known key: did you mean 'model'?")
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value", "remedy"),
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_edu.events import FIELDS, EventLog, Kind
+from mooncake_edu.events import FIELDS, EventLog, Kind, Refusal
 from mooncake_edu.pictures.perfetto import to_perfetto, write_perfetto
 
 INSTANTS = (Kind.ARRIVED, Kind.PREEMPTED, Kind.FINISHED, Kind.REFUSED)
@@ -52,6 +52,16 @@ def test_requests_and_instances_have_named_tracks_of_their_own_and_blocks_a_coun
     assert counter["args"] == {"used": 9, "cached": 10, "free": 11} and counter["pid"] == 3
     tracks = Counter((event["pid"], event["name"]) for event in events if event["ph"] in "Xib")
     assert tracks[(3, "step")] == 1 and all(pid == 0 for pid, name in tracks if name != "step")
+
+
+def test_instances_have_the_names_given_and_refusals_a_reason_in_words() -> None:
+    log = EventLog()
+    log.add(Kind.REFUSED, request="r", instance=2, start=1.0, end=1.0, reason=int(Refusal.TOO_LARGE))
+    log.add(Kind.STEP, instance=2, start=1.0, end=2.0, prefill=5, decode=0, used=0, cached=0, free=0)
+    events = to_perfetto(log, {2: "prefill 2"})["traceEvents"]
+    assert "prefill 2" in [event["args"]["name"] for event in events if event["ph"] == "M"]
+    assert [event["args"]["reason"] for event in events if event["name"] == "refused"] == ["too large"]
+    assert not [event for event in events if event["ph"] == "C"]  # without pages, no counter of blocks
 
 
 def test_the_file_is_plain_json_and_an_empty_log_makes_one_too(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from mooncake_edu.admission import ADMISSIONS, Admission, Admit, Asked, Forecast
 from mooncake_edu.config import Config
 from mooncake_edu.events import FINISH_CODES, EventLog, Kind, Refusal
 from mooncake_edu.model.costs import PRESETS
-from mooncake_edu.pictures.simulation import summary
 from mooncake_edu.request import FinishReason
 from mooncake_edu.simulation import simulate
 from mooncake_edu.simulation.gate import admission_of
 from mooncake_edu.simulation.result import Result, Stage
+from mooncake_edu.simulation.summary import summary
 from mooncake_edu.traces.trace import Trace
 from tests.simulation.clusters import COUPLED, SEPARATE, config, linear, plain, workload
 
@@ -244,6 +244,8 @@ def test_a_summary_counts_refusals_and_what_they_wasted() -> None:
     result = simulate(cluster("decode-refuses"), BUSY)
     lines = dict(summary([result]))
     assert lines["requests refused"] == result.refused()
+    reasons = {name: count for name, count in lines.items() if name.startswith("refused: ")}
+    assert reasons and sum(reasons.values()) == result.refused()
     assert lines["refused after the prefill"] == result.refused(Stage.DECODE) > 0
     assert lines["prefill wasted (s)"] == result.wasted > 0
     assert "requests refused" not in {name for name, _ in summary([simulate(cluster("all"), BUSY)])}

@@ -35,7 +35,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
 def test_policies_are_compared_side_by_side_and_written_out(
     trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {option: tmp_path / option for option in ("html", "perfetto", "events")}
+    files = {option: tmp_path / option for option in ("html", "perfetto", "events", "json")}
     written = [text for option, file in files.items() for text in (f"--{option}", str(file))]
     status, out, err = run(monkeypatch, capsys, "--trace", trace, "--compare", "random", "round-robin", *written)
     assert status == 0, err
@@ -44,8 +44,15 @@ def test_policies_are_compared_side_by_side_and_written_out(
     for line in ("TTFT P90 (s)", "TBT P90 (ms)", "goodput", "hits in dram", "moved: stream", "prefill busy"):
         assert line in out
     page = files["html"].read_text(encoding="utf-8")
-    assert "60 requests of trace" in page and page.count("<figure>") == 5
-    names = {event["name"] for event in json.loads(files["perfetto"].read_text())["traceEvents"]}
+    what = "60 requests of trace at 1 x their speed"
+    assert what in page and "placement random, admission all, objectives TTFT 30 s" in page
+    assert page.count("<figure>") == 5
+    figures = json.loads(files["json"].read_text())
+    assert what in figures["what"] and figures["runs"].keys() == {"random", "round-robin"}
+    assert figures["runs"]["random"]["requests served"] == 60
+    drawn = json.loads(files["perfetto"].read_text())["traceEvents"]
+    assert {"prefill 0", "decode 8"} <= {event["args"]["name"] for event in drawn if event["ph"] == "M"}
+    names = {event["name"] for event in drawn}
     assert {"chunk", "decode", "load", "stream", "step", "queued"} <= names
     assert len(EventLog.load(files["events"]).requests()) == 60
     assert "[60/60] round-robin" in err
@@ -69,6 +76,7 @@ def test_a_faster_replay_makes_requests_wait_longer(
         (["--config", "tiny"], "tiny: simulation.costs is missing for model.name 'tiny'"),
         (["--compare", "best"], "policies.placement 'best' is not simulated: use one of random"),
         (["best"], "'best' stands alone"),
+        (["--compare", "random", "random"], "--compare random: stands twice: name each once"),
         (["--html", "/no/such/folder/x"], "--html /no/such/folder/x"),
         (["--trace", "no.jsonl"], "trace 'no.jsonl' is no file, nor a name: give a file, or one of conversation"),
         (["--trace", "conversatoin"], "did you mean 'conversation'?"),
@@ -99,14 +107,17 @@ def test_a_prompt_that_fits_nowhere_is_counted_as_refused(
 ) -> None:
     write(Trace.of([Row(0.0, 512, 1, [0]), Row(0.0, 512 * 10_000, 1, range(1, 10_001))]), tmp_path / "long.jsonl")
     _, out, _ = run(monkeypatch, capsys, "--trace", str(tmp_path / "long.jsonl"))
-    assert re.search(r"requests served +1 *\n requests refused +1 *\n", out)
+    assert re.search(r"requests served +1 *\n requests refused +1 *\n refused: too large +1 *\n", out)
     assert "requests refused" not in run(monkeypatch, capsys, "--trace", trace)[1]
 
 
-def test_hardware_that_is_too_slow_is_refused_by_its_name(
+def test_hardware_that_is_too_slow_and_what_it_has_no_times_for_are_refused_by_name(
     trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (resources.files("mooncake_edu") / "configs" / "cluster.toml").read_text(encoding="utf-8")
+    (tmp_path / "wide.toml").write_text(text.replace('"bfloat16"', '"float32"'))
+    status, _, err = run(monkeypatch, capsys, "--trace", trace, "--config", str(tmp_path / "wide.toml"))
+    assert status == 2 and "wide.toml: model.dtype 'float32' is not simulated from [hardware]: use bfloat16" in err
     (tmp_path / "slow.toml").write_text(text.replace('"2496 TFLOP/s"', '"1 FLOP/s"'))
     status, _, err = run(monkeypatch, capsys, "--trace", trace, "--config", str(tmp_path / "slow.toml"))
     assert status == 2 and re.search(r"slow.toml: hardware is too slow to simulate .*: give more compute", err)

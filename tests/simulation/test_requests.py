@@ -141,6 +141,7 @@ def test_an_old_view_herds_what_a_fresh_one_spreads() -> None:
         (config(COUPLED + SEPARATE), "instances: coupled ones beside others"),
         (config(SEPARATE + 'pipeline_parallel = 2'), r"instances\[1\]\.pipeline_parallel 2 .* use 1"),
         (config(memory="1 MiB"), "engine.memory 1048576 is below one block"),
+        (config(dram="100 MB"), "tiers.dram 100000000 is below one block of 512 tokens, 167772160 bytes"),
         (config(costs="no such file"), "costs 'no such file' are not known: use one of"),
     ],
 )  # fmt: skip
