@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -34,6 +35,9 @@ MOST_LINE = 1 << 20
 
 MOST_BYTES = 1 << 32
 """Bytes of a file."""
+
+GZIP = b"\x1f\x8b"
+"""What a file packed by gzip begins with (RFC 1952, section 2.3.1)."""
 
 MOST_TOKENS = 2**31 - 1
 MOST_MILLISECONDS = 2**53
@@ -61,7 +65,8 @@ class Trace:
     """Requests in columns, in the order of their arrival.
 
     `arrival` [n] is in seconds on the file's clock, `input_length` and `output_length` [n] in tokens. `ids` holds the
-    64-bit ids of all prompts one after the other, those of row i from `offsets[i]` to `offsets[i + 1]`.
+    64-bit ids of all prompts one after the other, those of row i from `offsets[i]` to `offsets[i + 1]`. `late` counts
+    the rows of the file that came after those of later requests and were sorted in.
     """
 
     arrival: Reals
@@ -71,6 +76,7 @@ class Trace:
     offsets: Ints
     block_size: int = BLOCK_SIZE
     name: str = ""
+    late: int = 0
 
     @classmethod
     def of(cls, rows: Iterable[Row], block_size: int = BLOCK_SIZE, name: str = "") -> Trace:
@@ -143,8 +149,10 @@ def read(path: str | Path, block_size: int = BLOCK_SIZE) -> Trace:
     for number, value in objects(path, MOST_LINE):
         lines.append(number)
         rows.append(_row(value, block_size, path, number))
-    order = in_order([row.arrival for row in rows], path, lines)
+    arrivals = [row.arrival for row in rows]
+    order = in_order(arrivals, path, lines)
     trace = Trace.of([rows[place] for place in order], block_size, path.stem)
+    trace = replace(trace, late=int(np.count_nonzero(_lateness(arrivals))))
     check(trace, path, [lines[place] for place in order])
     return trace
 
@@ -152,7 +160,7 @@ def read(path: str | Path, block_size: int = BLOCK_SIZE) -> Trace:
 def objects(path: Path, most: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """The JSON objects of a file, one a line of at most `most` bytes, with the number of their line.
 
-    Raises TraceError if the file cannot be read or is too long, a line is no object, or there is none.
+    Raises TraceError if the file cannot be read, is too long or compressed, a line is no object, or there is none.
     """
     found = False
     try:
@@ -160,6 +168,8 @@ def objects(path: Path, most: int) -> Iterator[tuple[int, dict[str, Any]]]:
             if (size := path.stat().st_size) > MOST_BYTES:
                 raise TraceError(f"{path}: {size} bytes are more than {MOST_BYTES}: split it")
             for number, line in enumerate(iter(lambda: file.readline(most + 1), b""), 1):
+                if number == 1 and line.startswith(GZIP):
+                    raise TraceError(f"{path}: is compressed (gzip): unpack it first")
                 if len(line) > most:
                     refuse(path, number, f"longer than {most} bytes", "give one request a line")
                 if line.strip():
@@ -214,24 +224,35 @@ def _unsigned(value: np.int64) -> int:
 
 def in_order(arrivals: list[float], path: Path, lines: list[int]) -> list[int]:
     """The places of the rows in the order of time, ties as they stand; raises TraceError if one is far too late."""
-    times = np.array(arrivals)
-    late = np.maximum.accumulate(times) - times
+    late = _lateness(arrivals)
     if late.max() > MOST_LATE:
         at = int(np.argmax(late > MOST_LATE))
         refuse(path, lines[at], f"timestamp lies {late[at]:g} s before an earlier row's, more than {MOST_LATE:g} s",
                 "sort the rows, or give each run a file of its own")  # fmt: skip
-    order: list[int] = np.argsort(times, kind="stable").tolist()
+    order: list[int] = np.argsort(arrivals, kind="stable").tolist()
     return order
+
+
+def _lateness(arrivals: list[float]) -> Reals:
+    """By how many seconds each row comes after one of a later request."""
+    times = np.array(arrivals)
+    late: Reals = np.maximum.accumulate(times) - times
+    return late
 
 
 def _object(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        refuse(path, number, f"is not JSON ({str(error)[:100]})", "give one JSON object a line")
+        refuse(path, number, f"is not JSON ({_reason(error)})", "give one JSON object a line")
     if not isinstance(value, dict):
         refuse(path, number, f"is a {type(value).__name__}", "give one JSON object a line")
     return value
+
+
+def _reason(error: Exception) -> str:
+    """Why a line is not JSON, without what Python's programmers could do about it."""
+    return shorten(str(error).partition("; use sys.")[0], 100, placeholder=" ...")
 
 
 def _row(value: dict[str, Any], block_size: int, path: Path, number: int) -> Row:
@@ -240,7 +261,7 @@ def _row(value: dict[str, Any], block_size: int, path: Path, number: int) -> Row
             refuse(path, number, f"{field} is missing", f"give {', '.join(FIELDS)}")
     for field in value:
         if field not in FIELDS:
-            refuse(path, number, f"{field[:60]!r} is no known field", f"give {', '.join(FIELDS)} only")
+            refuse(path, number, f"{short(field)} is no known field", f"give {', '.join(FIELDS)} only")
     time, length, output, ids = (value[field] for field in FIELDS)
     arrival = seconds(time, path, number)
     for field, count, least in (("input_length", length, 1), ("output_length", output, 0)):
@@ -252,14 +273,15 @@ def _row(value: dict[str, Any], block_size: int, path: Path, number: int) -> Row
             refuse(path, number, f"hash id {short(each)} is no id", "give whole numbers of 64 bits, 0 or more")
     if len(ids) != math.ceil(length / block_size):
         refuse(path, number, f"{len(ids)} hash_ids do not fit input_length {length}",
-                f"give one a block of {block_size} tokens, the partial last one included")  # fmt: skip
+                f"give one a block of {block_size} tokens, the partial last one included; `trace stats --block-size` "
+                "reads other blocks")  # fmt: skip
     return Row(arrival, length, output, ids)
 
 
 def seconds(time: Any, path: Path, number: int) -> float:
     """A row's timestamp, milliseconds, in seconds; raises TraceError if it is none."""
     if not is_number(time, (int, float)) or not 0 <= time <= MOST_MILLISECONDS:
-        refuse(path, number, f"timestamp {short(time)} is no time", "give milliseconds, 0 or more")
+        refuse(path, number, f"timestamp {short(time)} is no time", f"give milliseconds from 0 to {MOST_MILLISECONDS}")
     return float(time) / 1000
 
 
@@ -272,9 +294,11 @@ def tokens(field: str, count: Any, least: int, path: Path, number: int) -> int:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("a field stands twice")
+    value: dict[str, Any] = {}
+    for field, each in pairs:
+        if field in value:
+            raise ValueError(f"field {short(field)} stands twice")
+        value[field] = each
     return value
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_edu.traces import trace as module
-from mooncake_edu.traces.trace import BLOCK_SIZE, Row, Trace, TraceError, check, read, write
+from mooncake_edu.traces.trace import BLOCK_SIZE, MOST_LINE, Row, Trace, TraceError, check, read, write
 
 GOOD = {"timestamp": 1000, "input_length": 700, "output_length": 3, "hash_ids": [5, 6]}
 
@@ -70,10 +72,12 @@ def test_ids_keep_all_64_bits(file: Path) -> None:
         ("{", ("is not JSON",)),
         ("[" * 100_000, ("is not JSON",)),
         ("\x00", ("is not JSON",)),
-        ('{"timestamp": 1, "timestamp": 2}', ("twice",)),
+        ('{"timestamp": 1, "output; use": 2, "output; use": 3}', ("is not JSON (field 'output; use' stands twice)",)),
+        ('{"timestamp": ' + "1" * 5000 + "}", ("is not JSON", "value has 5000 digits): give")),
         ({"timestamp": 0}, ("input_length is missing", "hash_ids")),
         (GOOD | {"model": "m"}, ("'model' is no known field",)),
         (GOOD | {"timestamp": -1}, ("timestamp -1",)),
+        (GOOD | {"timestamp": 2**53 + 1}, ("timestamp 9007199254740993", "from 0 to 9007199254740992")),
         (GOOD | {"timestamp": float("nan")}, ("timestamp nan",)),
         (GOOD | {"timestamp": float("inf")}, ("timestamp inf",)),
         (GOOD | {"timestamp": True}, ("timestamp True",)),
@@ -154,6 +158,17 @@ def test_a_file_without_a_request_is_refused(file: Path, content: bytes) -> None
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert "cannot be read (No such file" in refused(tmp_path / "none.jsonl")
     assert "cannot be read (Is a directory)" in refused(tmp_path)
+
+
+def test_a_compressed_file_is_refused_as_such_however_long_its_lines_are(file: Path) -> None:
+    file.write_bytes(gzip.compress(random.Random(0).randbytes(2 * MOST_LINE)))
+    assert refused(file) == "is compressed (gzip): unpack it first"
+
+
+def test_rows_that_came_late_are_counted(file: Path) -> None:
+    assert read(lines(file, GOOD, GOOD)).late == 0
+    rows = [GOOD | {"timestamp": time} for time in (3000, 1000, 3000, 2999, 4000)]
+    assert read(lines(file, *rows)).late == 2
 
 
 def test_no_line_and_no_file_is_read_beyond_its_limit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
