@@ -151,6 +151,7 @@ def _hub_reason(error: Exception) -> str:
 def quiet_hub() -> Iterator[None]:
     """Holds back the library's bars and its warnings of retries: what matters of them ends in our one line."""
     bars: Any = importlib.import_module("huggingface_hub.utils")
+    importlib.import_module("huggingface_hub.utils.logging")  # which, first loaded later, would set the level anew
     logger = logging.getLogger("huggingface_hub")
     hidden, level = bars.are_progress_bars_disabled(), logger.level
     bars.disable_progress_bars()
