@@ -11,7 +11,7 @@ from mooncake_edu.model.downloads import Unavailable, download, kept, kept_folde
 from mooncake_edu.model.folders import require_space
 from mooncake_edu.model.hub import LOCK_TIMEOUT, locked
 from mooncake_edu.model.sources import DISK, HUB_TIMEOUT, Progress, quiet_hub, watch
-from mooncake_edu.traces.places import PUBLISHED, VARIABLE, Published, cache
+from mooncake_edu.traces.places import PUBLISHED, VARIABLE, Published, cache, find
 from mooncake_edu.traces.trace import MOST_BYTES, TraceError, read
 
 BASE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/"
@@ -32,15 +32,15 @@ def published(name: str) -> Published:
 
 
 def fetch(name: str, progress: Progress = lambda what, done, total: None, *, again: bool = False) -> Path:
-    """The file of a published trace in the cache; `again` replaces the one that is there.
+    """The file of a published trace, brought into the cache if it is nowhere here; `again` replaces the cache's.
 
     Raises Unavailable if it cannot be had now, after which the next fetch goes on where this one ended; TraceError if
     what came is not that trace, ModelError if the cache cannot be written.
     """
     entry = published(name)
+    if not again and (here := find(name)):
+        return here
     target = cache() / entry.file
-    if target.is_file() and not again:
-        return target
     with locked(target, progress, LOCK_TIMEOUT) as waited:
         if not target.is_file() or (again and not waited):
             with kept(kept_folder(target), "main") as here:

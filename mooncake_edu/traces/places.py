@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mooncake_edu.errors import near
-from mooncake_edu.model.folders import cache_folder
-from mooncake_edu.traces.trace import Trace, TraceError, read
+from mooncake_edu.model.folders import cache_folder, user_folder
+from mooncake_edu.traces.trace import BLOCK_SIZE, Trace, TraceError, read
 
 VARIABLE = "MOONCAKE_EDU_TRACES"
 """The environment variable that names a folder of traces."""
@@ -53,9 +53,15 @@ FILES = {entry.name: entry.file for entry in PUBLISHED.values()} | {FIRST_ROWS: 
 
 
 def folders() -> Iterator[Path]:
-    """Where traces are looked for: the folder that $MOONCAKE_EDU_TRACES names, beside a checkout, the user's cache."""
-    if named := os.environ.get(VARIABLE):
-        yield Path(named).expanduser()
+    """Where traces are looked for: the folder that $MOONCAKE_EDU_TRACES names, beside a checkout, the user's cache.
+
+    Raises TraceError if the variable names no folder, ModelError if it names no user's home.
+    """
+    if os.environ.get(VARIABLE):
+        named = user_folder(VARIABLE, Path)
+        if not os.path.isdir(named):
+            raise TraceError(f"{VARIABLE} {named}: is no folder: set it to a folder of traces, or to nothing")
+        yield named
     yield Path(__file__).parents[3] / "shared" / "traces"
     yield cache()
 
@@ -77,17 +83,17 @@ def here(name: str) -> bool:
     return find(name) is not None or (name == FIRST_ROWS and find("arxiv") is not None)
 
 
-def open_trace(given: str) -> Trace:
+def open_trace(given: str, block_size: int = BLOCK_SIZE) -> Trace:
     """The trace of a file, or of a published name; raises TraceError saying how to get it if it is not here."""
     if not Path(given).exists() and given not in FILES:
         otherwise = f"give a file, or one of {', '.join(FILES)}"
         raise TraceError(f"trace {given!r} is no file, nor a name: {near(given, FILES, otherwise)}")
     if given not in FILES or Path(given).is_file():
-        return read(given)
+        return read(given, block_size)
     path = find(given)
     if path is None and given == FIRST_ROWS:
-        return open_trace("arxiv").slice(0, 1000)
+        return open_trace("arxiv", block_size).slice(0, 1000)
     if path is None:
         remedy = f"`mooncake-edu trace fetch {given}`"
         raise TraceError(f"trace {given} is not on this machine: run {remedy}, or set {VARIABLE} to its folder")
-    return read(path)
+    return read(path, block_size)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +48,7 @@ def server(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr(where, "PUBLISHED", entries)
     monkeypatch.setenv("MOONCAKE_EDU_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(places, "folders", lambda: iter([places.cache()]))
     with serving(FakeHub({REPO: source})) as fake:
         monkeypatch.setattr(module, "BASE", f"{fake.url}/{REPO}/resolve/main/")
         yield fake
@@ -131,13 +134,53 @@ def test_without_a_network_one_line_says_what_to_do(
     assert "MOONCAKE_EDU_TRACES" in ended.err and "trace generate" in ended.err
 
 
+def test_a_file_that_is_here_is_not_brought_unless_it_shall_be(
+    run: Run, server: FakeHub, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = (source / places.PUBLISHED["synthetic"].path).parent
+    monkeypatch.setattr(places, "folders", lambda: iter([folder, places.cache()]))
+    ended = run("trace", "fetch", "synthetic")
+    assert (ended.out, ended.err, server.downloads) == (f"{folder / places.FILES['synthetic']}\n", "", [])
+    ended = run("trace", "fetch", "synthetic", "--again")
+    assert ended.out == f"{places.cache() / places.FILES['synthetic']}\n" and len(server.downloads) == 1
+    assert f"synthetic is read from {folder}" in ended.err
+
+
+def test_to_bring_again_needs_a_name(run: Run) -> None:
+    ended = run("trace", "fetch", "--again")
+    assert ended.status == 2 and "--again stands alone: name what is brought again, one of conv" in ended.err
+
+
+@pytest.mark.parametrize("command", [["fetch"], ["fetch", "synthetic"], ["stats", "synthetic"]])
+def test_a_variable_that_names_no_folder_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv(places.VARIABLE, f"{tmp_path}/none")
+    ended = run("trace", *command)
+    assert (ended.status, ended.out) == (2, "")
+    assert f"MOONCAKE_EDU_TRACES {tmp_path}/none: is no folder: set it to" in ended.err
+    monkeypatch.setenv(places.VARIABLE, "~nobody-of-this-name/traces")
+    assert "is in no user's home" in run("trace", *command).err
+
+
+def test_retries_are_quiet_even_where_the_hubs_library_was_not_yet_loaded() -> None:
+    program = (
+        "from mooncake_edu.model.sources import quiet_hub\n"
+        "with quiet_hub():\n"
+        "    from huggingface_hub.file_download import logger\n"
+        "    logger.warning('Trying to resume download...')\n"
+        "logger.warning('afterwards')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stderr == "afterwards\n"
+
+
 def test_a_name_that_is_not_published_is_refused_with_the_nearest(run: Run) -> None:
     ended = run("trace", "fetch", "conversations")
     assert ended.status == 2 and "did you mean 'conversation'?" in ended.err
 
 
-def test_the_list_says_what_is_here(run: Run, server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "folders", lambda: iter([places.cache()]))
+def test_the_list_says_what_is_here(run: Run, server: FakeHub) -> None:
     path = fetch("synthetic")
     lines = run("trace", "fetch").out.splitlines()
     assert len(lines) == len(places.PUBLISHED)

@@ -117,3 +117,16 @@ def test_the_command_writes_a_trace_and_says_how_close_it_comes(run: Run, tmp_pa
     assert len(read(out)) == 200
     assert "200 requests written" in said and "FAST table 2" in said
     assert "mean input (tokens)" in said and "published" in said
+
+
+def test_deviations_are_printed_only_of_as_many_requests_as_are_published(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROFILES, "synthetic", replace(PROFILES["synthetic"], requests=50))
+    same, fewer, more = (
+        run("trace", "generate", "synthetic", str(tmp_path / "made"), "--requests", str(number)).out
+        for number in (50, 49, 51)
+    )
+    assert same.count("%") == same.count("   published ") == 4 and "not compared" not in same
+    for said in fewer, more:
+        assert "%" not in said and "published of 50 requests, so not compared" in said

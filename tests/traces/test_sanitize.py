@@ -140,7 +140,17 @@ def test_the_command_writes_a_trace_without_the_texts_and_says_what_still_shows(
     said = run("trace", "sanitize", str(file), str(out), "--rebase").out
     assert "2 requests written" in said and "What still shows: when requests came" in said
     assert "secret" not in out.read_text()
+    assert "--block-size" not in said
     assert [read(out).ids_of(i).tolist() for i in (0, 1)] == [[0, 1], [0, 2]]
+
+
+def test_the_command_says_how_to_read_back_blocks_of_another_size(run: Run, tmp_path: Path) -> None:
+    file, out = log(tmp_path / "log", GOOD | {"prompt": "a" * 17}), tmp_path / "out.jsonl"
+    said = run("trace", "sanitize", str(file), str(out), "--block-size", "8").out
+    command = said[said.index("`") + 1 : said.rindex("`")].split()
+    assert command == ["mooncake-edu", "trace", "stats", str(out), "--block-size", "8"]
+    assert "1 request written" in said and "blocks hold 8 tokens" in said
+    assert run(*command[1:]).status == 0
 
 
 def test_the_command_does_not_write_over_its_log(run: Run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,6 +122,13 @@ def test_a_hit_of_a_partial_block_counts_its_own_tokens() -> None:
     assert prefix_hits(trace, "lru", None) == (3, 5)
 
 
+def written(path: Path, *rows: tuple[int, int, list[int]]) -> str:
+    """A file of requests, each a time in milliseconds, the tokens of its prompt and the ids of their blocks."""
+    fields = ("timestamp", "input_length", "hash_ids", "output_length")
+    path.write_text("".join(json.dumps(dict(zip(fields, (*row, 1), strict=True))) + "\n" for row in rows))
+    return str(path)
+
+
 def test_the_command_prints_one_object_with_the_pool_in_it(run: Run, tmp_path: object) -> None:
     file = f"{tmp_path}/small.jsonl"
     with open(file, "w") as opened:
@@ -131,7 +139,44 @@ def test_the_command_prints_one_object_with_the_pool_in_it(run: Run, tmp_path: o
     assert (found["pool"]["policy"], found["pool"]["capacity"], found["pool"]["prefix_hits"]) == ("lru", 2, 2)
     shown = run("trace", "stats", file, "--capacity", "2").out
     assert "pool prefix hits        2" in shown
-    assert run("trace", "validate", file).out == f"{file}: 3 requests of 6 blocks are in order\n"
+    assert run("trace", "validate", file).out == f"{file}: is a trace: 3 requests of 6 blocks, in order of time\n"
+
+
+def test_what_is_not_known_or_has_no_limit_is_never_shown_as_none(run: Run, tmp_path: Path) -> None:
+    file = written(tmp_path / "one.jsonl", (0, 9, [1]))
+    assert run("trace", "validate", file).out == f"{file}: is a trace: 1 request of 1 block, in order of time\n"
+    shown = run("trace", "stats", file, "--policy", "lru").out
+    assert "None" not in shown and "rate" not in shown
+    assert "pool capacity           no limit\n" in shown
+    assert json.loads(run("trace", "stats", file, "--json", "--policy", "lru").out)["pool"]["capacity"] is None
+
+
+def test_a_prompt_longer_than_the_pool_loses_its_head_block_by_block_and_its_tail_as_a_whole(
+    run: Run, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "long.jsonl", *[(0, 4 * 512, [1, 2, 3, 4])] * 2)
+    shown = run("trace", "stats", file, "--capacity", "3").out
+    assert "pool block hits         0\n" in shown and "pool prefix hits        3\n" in shown
+    assert "Prefix hits: a prompt is looked up whole before\n" in shown
+    assert "Prefix hits" not in run("trace", "stats", file).out
+
+
+def test_rows_out_of_order_are_counted_and_said_to_be_numbered_by_time(run: Run, tmp_path: Path) -> None:
+    file = written(tmp_path / "late.jsonl", *[(time, 9, [time]) for time in (3000, 1000, 2000, 3000, 4000)])
+    assert run("trace", "validate", file).out == (
+        f"{file}: is a trace: 5 requests of 5 blocks; 2 rows stood out of order: "
+        "requests are numbered in order of time\n"
+    )
+
+
+def test_blocks_of_another_size_are_read_if_it_is_given(run: Run, tmp_path: Path) -> None:
+    file = written(tmp_path / "small.jsonl", (0, 17, [1, 2, 3]))
+    for command in "validate", "stats":
+        ended = run("trace", command, file)
+        assert ended.status == 2 and "`trace stats --block-size` reads other blocks" in ended.err
+        assert run("trace", command, file, "--block-size", "8").status == 0
+        assert run("trace", command, file, "--block-size", "0").status == 2
+    assert json.loads(run("trace", "stats", file, "--block-size", "8", "--json").out)["block_size"] == 8
 
 
 def test_an_unknown_policy_and_a_bad_row_are_one_line_and_exit_with_2(run: Run, tmp_path: object) -> None:
