@@ -40,6 +40,7 @@ def simulate(
     from mooncake_edu.events import EventLog
     from mooncake_edu.simulation.cluster import check
     from mooncake_edu.simulation.cluster import simulate as run
+    from mooncake_edu.simulation.parts import costs_of
     from mooncake_edu.traces.places import open_trace
 
     if more and not compare:
@@ -52,10 +53,14 @@ def simulate(
         taken.add((path or Path(trace)).resolve())
     compared = [*(compare or []), *(more or [])]
     chosen = configurations(config, compared)
-    asked = open_trace(trace).faster(speed)
+    files = [f"{name}.toml" if f"{name}.toml" in compared else config for name in chosen]
+    for file, each in zip(files, chosen.values(), strict=True):
+        with naming(file):
+            costs_of(each)  # before the trace is read: its blocks are as large as the configuration says
+    asked = open_trace(trace, next(iter(chosen.values())).engine.block_size).faster(speed)
     asked = asked if requests is None else asked.slice(0, requests)
-    for name, each in chosen.items():
-        with naming(f"{name}.toml" if f"{name}.toml" in compared else config):
+    for file, each in zip(files, chosen.values(), strict=True):
+        with naming(file):
             check(each, asked)
     log = EventLog(50_000_000 if events else MOST_DRAWN) if events or perfetto else None
     results: list[Result] = []

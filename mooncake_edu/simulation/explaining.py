@@ -28,10 +28,10 @@ def explain(
     from mooncake_edu.simulation.parts import costs_of
     from mooncake_edu.traces.places import open_trace
 
-    asked = open_trace(trace)
+    (chosen,) = configurations(config, [] if placement is None else [placement]).values()
+    asked = open_trace(trace, chosen.engine.block_size)
     if request >= len(asked):
         raise UserError(f"request {request} is not in {asked.name}: use a number from 0 to {len(asked) - 1}")
-    (chosen,) = configurations(config, [] if placement is None else [placement]).values()
     journal, threshold = Journal(), chosen.policies.kvcache_balancing_threshold
     found = simulate(chosen, asked.slice(0, request + 1).faster(speed), journal=journal)
     end = ending(found)

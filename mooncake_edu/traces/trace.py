@@ -273,8 +273,8 @@ def _row(value: dict[str, Any], block_size: int, path: Path, number: int) -> Row
             refuse(path, number, f"hash id {short(each)} is no id", "give whole numbers of 64 bits, 0 or more")
     if len(ids) != math.ceil(length / block_size):
         refuse(path, number, f"{len(ids)} hash_ids do not fit input_length {length}",
-                f"give one a block of {block_size} tokens, the partial last one included; `trace stats --block-size` "
-                "reads other blocks")  # fmt: skip
+                f"give one a block of {block_size} tokens, the partial last one included, or say how large the blocks "
+                "are (--block-size; engine.block_size of a simulation)")  # fmt: skip
     return Row(arrival, length, output, ids)
 
 

@@ -58,6 +58,19 @@ def test_policies_are_compared_side_by_side_and_written_out(
     assert "[60/60] round-robin" in err
 
 
+def test_a_trace_of_other_blocks_is_read_by_the_configuration_s_size(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (resources.files("mooncake_edu") / "configs" / "cluster.toml").read_text(encoding="utf-8")
+    (tmp_path / "fine.toml").write_text(text.replace("block_size = 512", "block_size = 16"))
+    write(Trace.of([Row(0.0, 40, 2, [1, 2, 3])], block_size=16), tmp_path / "fine.jsonl")
+    given = ("--trace", str(tmp_path / "fine.jsonl"), "--config", str(tmp_path / "fine.toml"))
+    status, out, err = run(monkeypatch, capsys, *given)
+    assert status == 0 and re.search(r"requests served +1 ", out), err
+    status, _, err = run(monkeypatch, capsys, "--trace", str(tmp_path / "fine.jsonl"))
+    assert status == 2 and "3 hash_ids do not fit input_length 40" in err and "engine.block_size" in err
+
+
 def test_a_faster_replay_makes_requests_wait_longer(
     trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
