@@ -267,24 +267,29 @@ class ChainCache:
         """Use a whole chain, storing what is missing; returns the keys that went to make room, tails first.
 
         Room is made at the end, so of a chain longer than the capacity the head may stay. `first` is the place in its
-        prompt of the first key: blocks used one by one, each a chain of its own, are kept without closure.
+        prompt of the first key: blocks used one by one, each a chain of its own, are kept without closure. Raises
+        ValueError for a kept key that does not stand where it stood: what comes before it in the chain was used.
         """
         self._now = now = self._now + 1
         kept, parent = self._kept, None
-        for position, key in enumerate(keys, first):
-            block = kept.get(key)
-            if block is None:
-                block = kept[key] = Kept(key, parent, position, now)
-                if parent is not None:
-                    if not parent.children and parent.since < now:  # one that is new was no leaf yet
-                        self._eviction.cover(parent)
-                    parent.children += 1
-            else:
-                block.used = now
-                block.uses += 1
-            parent = block
-        if parent is not None and not parent.children:
-            self._eviction.touch(parent)
+        try:
+            for position, key in enumerate(keys, first):
+                block = kept.get(key)
+                if block is None:
+                    block = kept[key] = Kept(key, parent, position, now)
+                    if parent is not None:
+                        if not parent.children and parent.since < now:  # one that is new was no leaf yet
+                            self._eviction.cover(parent)
+                        parent.children += 1
+                elif block.parent is parent:
+                    block.used = now
+                    block.uses += 1
+                else:
+                    raise ValueError(f"key {key!r} came behind another key before: give keys that name whole prefixes")
+                parent = block
+        finally:
+            if parent is not None and not parent.children:
+                self._eviction.touch(parent)
         return [] if self.capacity is None else self._evict(len(kept) - self.capacity)
 
     def _evict(self, count: int) -> list[Hashable]:

@@ -17,7 +17,7 @@ from mooncake_edu.model.costs import CostModel
 from mooncake_edu.simulation.job import Job
 
 _FAR = 1 << 40  # tokens: two contexts this far apart give a slope without loss
-_KEEP = 1 << 12  # step times kept before those that nobody needs are dropped
+_ROOM = 1 << 10  # step times that there is room for at least, once there is one
 
 
 class Batch:
@@ -32,9 +32,8 @@ class Batch:
         self.context = 0  # tokens stored by all members
         self.prompts = 0  # of these, the tokens of prompts
         self.done = 0  # steps so far
-        self._ends = np.empty(_KEEP)  # when steps ended, from the first one on that is not forgotten
+        self._ends: Reals = np.empty(0)  # when steps ended, from the first one on that is not forgotten
         self._dropped = 0  # of the steps, those whose times are forgotten
-        self._counts = _counts(_KEEP)
         self._leaving: list[tuple[int, int]] = []  # the step after which a member leaves, and its number
         self._lines: dict[int, tuple[float, float]] = {}
 
@@ -58,6 +57,8 @@ class Batch:
         self.context -= job.stored
         self.prompts -= job.prompt
         job.times.append(self._times(job.joined))
+        if not self.members and self._ends.size > _ROOM:
+            self._ends, self._dropped = np.empty(0), self.done
 
     def finished(self) -> list[Job]:
         """Those who have made all their tokens, lower numbers first."""
@@ -97,9 +98,7 @@ class Batch:
     def advance(self, start: float, steps: int) -> Reals:
         """Make so many steps from `start` on; returns when each ended."""
         first, slope = self._line()
-        if steps > self._counts.shape[1]:
-            self._counts = _counts(2 * steps)
-        count, sums = self._counts[:, :steps]
+        count, sums = _COUNTS[:, :steps] if steps <= _COUNTS.shape[1] else _counts(steps)
         ends: Reals = start + (count * first + sums * slope)
         self.note(ends)
         return ends
@@ -130,8 +129,7 @@ class Batch:
         oldest = next(iter(self.members.values())).joined if self.members else self.done
         kept = self._times(oldest)
         self._dropped = oldest
-        if 2 * (kept.size + steps) > self._ends.size:
-            self._ends = np.empty(2 * (kept.size + steps))
+        self._ends = np.empty(max(2 * (kept.size + steps), _ROOM))
         self._ends[: kept.size] = kept
         return kept.size
 
@@ -140,3 +138,7 @@ def _counts(steps: int) -> Reals:
     """1, 2, 3, ... and their sums."""
     count = np.arange(1.0, steps + 1)
     return np.stack((count, count * (count + 1) / 2))
+
+
+_COUNTS = _counts(1 << 12)
+"""For runs of up to so many steps; of longer ones they are made anew."""

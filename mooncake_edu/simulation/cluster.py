@@ -208,6 +208,7 @@ class Cluster:
 
     def _refuse(self, job: Job, stage: Stage, reason: Refusal, now: float) -> None:
         del self.alive[job.number]
+        job.send = None
         self.recorder.refused(job, reason, now)
         self.columns.refused(job, stage, reason, now)
 
@@ -252,7 +253,7 @@ class Cluster:
         """KVCache begins to move: what is computed as fast as it is, at most, and the last layer behind it."""
         if not job.reserved and job.left and not self._hand_over(job, now):
             return
-        job.send = partial(self.streaming, job, flow, last)  # which `ended` lets go
+        job.send = partial(self.streaming, job, flow, last) if job.left else None  # let go when the request ends
         size, window = flow.tokens * self.costs.token_bytes, flow.computed - now
         bulk = size * (1 - last) if window > 0 else 0.0
         self.moved("stream", size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mooncake_edu.events import FINISH_CODES, EventLog, Kind, Refusal
 from mooncake_edu.model.costs import PRESETS
 from mooncake_edu.request import FinishReason
 from mooncake_edu.simulation import simulate
+from mooncake_edu.simulation.job import Job
 from mooncake_edu.traces.trace import Row, Trace
 from tests.simulation.clusters import COUPLED, SEPARATE, config, linear, workload
 
@@ -161,3 +163,20 @@ def test_multiples_as_objectives_are_of_each_request_alone() -> None:
     assert result.slos.ttft[0] == pytest.approx(10 * COSTS.prefill(PROMPT))  # type: ignore[index]
     assert result.met.all()
     assert math.isclose(result.goodput, 1 / result.duration)
+
+
+@pytest.mark.parametrize("admission", ["all", "decode-refuses"])
+@pytest.mark.parametrize("layerwise", ["true", "false"])
+def test_a_request_is_freed_when_it_has_ended_or_was_refused(admission: Any, layerwise: str) -> None:
+    """Without Python's search for cycles, of which none is part."""
+    chosen = config(batch=2, simulation=f"layerwise = {layerwise}")
+    chosen = chosen.model_copy(update={"policies": chosen.policies.model_copy(update={"admission": admission})})
+    trace = workload(200, 20.0, 3)
+    gc.collect()
+    gc.disable()
+    try:
+        result = simulate(chosen, trace)
+        assert not [each for each in gc.get_objects() if isinstance(each, Job)]
+    finally:
+        gc.enable()
+    assert (result.refused() > 0) == (admission != "all")

@@ -194,3 +194,20 @@ def test_a_negative_capacity_is_refused() -> None:
 
 def test_a_kept_block_takes_no_dictionary() -> None:
     assert not hasattr(Kept("k", None, 0, 1), "__dict__")
+
+
+@pytest.mark.parametrize(
+    ("uses", "key"),
+    [(["cac"], "c"), (["ac", "dbc"], "c"), (["b", "d", "bad"], "d"), (["ac", "dc"], "c"), (["ac", "c"], "c")],
+)
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_key_that_stands_elsewhere_than_before_is_refused(name: str, uses: list[str], key: str) -> None:
+    cache = ChainCache(10, POLICIES[name]())
+    *proper, broken = uses
+    for each in proper:
+        cache.use(each)
+    with pytest.raises(ValueError, match=f"key '{key}' came behind another key before"):
+        cache.use(broken)
+    cache.capacity = 0
+    cache.use(())
+    assert len(cache) == 0  # what was used of it is a chain, and goes like one
