@@ -176,7 +176,7 @@ def test_a_request_is_freed_when_it_has_ended_or_was_refused(admission: Any, lay
     gc.disable()
     try:
         result = simulate(chosen, trace)
-        assert not [each for each in gc.get_objects() if isinstance(each, Job)]
+        assert not [each for each in gc.get_objects() if type(each) is Job]
     finally:
         gc.enable()
     assert (result.refused() > 0) == (admission != "all")
