@@ -84,6 +84,11 @@ class Quantity:
         return value if unit == self.unit else math.nan
 
 
+def counted(number: int, thing: str) -> str:
+    """So many of a thing in words, "1 block" or "2 blocks"."""
+    return f"{number:,} {thing}" + "s" * (number != 1)
+
+
 def _number(given: object) -> int | float:
     """`given` as a number, or not-a-number, which is in no range, where it is none."""
     if isinstance(given, str):

@@ -9,10 +9,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mooncake_edu.conductor import ClusterView, Placement, Pool, Query
-from mooncake_edu.pictures.figures import bar_marker, counted, finish, percent
+from mooncake_edu.pictures.figures import bar_marker, finish, percent
 from mooncake_edu.pictures.frames import CONTROLS, animate
 from mooncake_edu.pictures.palette import COMPUTED, DASHES, DECODED, FREE, INK, MOVING, REUSED, SERIES, WAITING, Paint
 from mooncake_edu.pictures.scores import mark, ranked
+from mooncake_edu.quantities import counted
 from mooncake_edu.simulation.explain import Candidate, Journal
 from mooncake_edu.simulation.result import Result
 

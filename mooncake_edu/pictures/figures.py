@@ -214,11 +214,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def counted(number: int, thing: str) -> str:
-    """So many of a thing in words, "1 block" or "2 blocks"."""
-    return f"{number:,} {thing}" + "s" * (number != 1)
-
-
 LOG_TICKS = [factor * 10.0**power for power in range(-9, 13) for factor in (1, 2, 5)]
 """Marks of a logarithmic axis, written out: plotly's own say 2 and 5 for 20 and 50."""
 

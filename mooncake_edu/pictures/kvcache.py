@@ -13,9 +13,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mooncake_edu.kvcache import BlockLayout, BlockTable
-from mooncake_edu.pictures.figures import bar_marker, counted, finish, percent
+from mooncake_edu.pictures.figures import bar_marker, finish, percent
 from mooncake_edu.pictures.frames import CONTROLS, animate
 from mooncake_edu.pictures.palette import COMPUTED, FREE, INK, SERIES, WAITING, Paint
+from mooncake_edu.quantities import counted
 
 EMPTY, RESERVED, FILLED = range(3)
 """What a slot can be: nobody's, somebody's without a token in it, or holding a token."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from mooncake_edu.kvcache import BlockTable
-from mooncake_edu.pictures.figures import counted, finish
+from mooncake_edu.pictures.figures import finish
 from mooncake_edu.pictures.frames import CONTROLS, animate
 from mooncake_edu.pictures.palette import COMPUTED, FREE, INK, MOVING, REUSED
+from mooncake_edu.quantities import counted
 
 UNUSED, OWN, SHARED, COPIED = range(4)
 """What a block can be: nobody's, one table's, several tables', or one table's since it was copied just now."""

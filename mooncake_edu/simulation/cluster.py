@@ -359,8 +359,9 @@ def simulate(
 
 def check(config: Config, trace: Trace) -> None:
     """Raise ConfigError if a trace cannot be simulated by a configuration."""
-    config.engine.count_blocks(costs_of(config).token_bytes)
-    block = costs_of(config).block_bytes(trace.block_size)
+    costs = costs_of(config)
+    config.engine.count_blocks(costs.token_bytes)
+    block = costs.block_bytes(trace.block_size)
     for tier, size in (("dram", config.tiers.dram), ("ssd", config.tiers.ssd)):
         if 0 < size < block:
             raise ConfigError(f"tiers.{tier} {size} is below one block of {trace.block_size} tokens, {block} bytes for "

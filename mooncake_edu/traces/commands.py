@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mooncake_edu.quantities import counted
+
 if TYPE_CHECKING:
     from mooncake_edu.traces.sanitize import Encode
     from mooncake_edu.traces.trace import Trace
@@ -70,16 +72,12 @@ def validate(file: FileArgument, block_size: BlockSizeOption = PUBLISHED_BLOCKS)
     from mooncake_edu.traces.places import open_trace
 
     trace = open_trace(file, block_size)
-    late = f"; {_counted(trace.late, 'row')} stood out of order: requests are numbered" if trace.late else ","
-    print(f"{file}: is a trace: {_requests(trace)} of {_counted(len(trace.ids), 'block')}{late} in order of time")
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" + "s" * (number != 1)
+    late = f"; {counted(trace.late, 'row')} stood out of order: requests are numbered" if trace.late else ","
+    print(f"{file}: is a trace: {_requests(trace)} of {counted(len(trace.ids), 'block')}{late} in order of time")
 
 
 def _requests(trace: Trace) -> str:
-    return _counted(len(trace), "request")
+    return counted(len(trace), "request")
 
 
 @app.command()
@@ -133,7 +131,7 @@ def sanitize(
     write(trace, out)
     print(f"{_requests(trace)} written to {out}, their texts and hashes left out. {LEAKS}")
     if block_size != PUBLISHED_BLOCKS:
-        print(f"Its blocks hold {_counted(block_size, 'token')}: read it with "
+        print(f"Its blocks hold {counted(block_size, 'token')}: read it with "
               f"`mooncake-edu trace stats {out} --block-size {block_size}`.")  # fmt: skip
 
 
